@@ -7,7 +7,6 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
@@ -19,6 +18,7 @@ from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import join, membership
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.cluster.tensorflow_setup import communication_options
 from tfdist_cli.train.variables.sharding import parts
 
 
@@ -77,32 +77,13 @@ def test_rules_for_parameter_servers_are_left_out_elsewhere_with_a_word(updates,
     assert any(line.startswith("updates is ignored:") and line.endswith(" single") for line in told) == ignored
 
 
-@pytest.mark.parametrize(
-    ("gpus", "installed", "way"), [(0, False, "AUTO"), (1, True, "AUTO"), (1, False, "RING"), (2, False, "RING")]
-)
-def test_gpus_are_summed_by_tensorflows_ring_without_nccl(gpus, installed, way, monkeypatch, log):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu"] * gpus)
-    monkeypatch.setattr(join, "has_library", lambda name: installed and name == "nccl")
-    assert join.communication_options().implementation.name == way
-    assert len(log) == (way == "RING")
-    assert all("NCCL" in line for line in log)
-
-
 @pytest.mark.parametrize("wanted", ["ring", "nccl"])
 def test_the_wanted_communication_is_tensorflows_and_no_direct_all_reduce(wanted):
-    assert join.communication_options(wanted).implementation.name == wanted.upper()
+    assert communication_options(wanted).implementation.name == wanted.upper()
     two = {TaskId("worker", index): Address("127.0.0.1", 2222 + index) for index in range(2)}
     environment = Environment("multi_worker_mirrored", TaskId("worker", 0), two)
     assert set(join._all_reduce_group(environment)) == set(two)
     assert not join._all_reduce_group(replace(environment, communication=wanted))
-
-
-@pytest.mark.parametrize(("gpus", "code"), [(0, "nccl-without-gpu"), (1, "nccl-not-installed")])
-def test_nccl_needs_gpus_and_its_library(gpus, code, monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu"] * gpus)
-    monkeypatch.setattr(join, "has_library", lambda name: False)
-    with raises(UsageError, code):
-        join._configure(Environment("multi_worker_mirrored", communication="nccl"))
 
 
 class Ended(Exception):

@@ -8,7 +8,6 @@ import os
 import platform
 import socket
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,11 +25,10 @@ from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import emit, records_enabled
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
-from tfdist_cli.spec.strategies import Communication, Strategy
+from tfdist_cli.spec.strategies import Strategy
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import data_service, keep_alive, membership, profiler
 from tfdist_cli.train.cluster.all_reduce import AllReduce
-from tfdist_cli.train.cluster.gpus import has_library, log_missing_gpus
 from tfdist_cli.train.cluster.membership import JoinListener, Membership
 from tfdist_cli.train.cluster.reachability import await_names, unreachable, wait_until_closed
 from tfdist_cli.train.cluster.rendezvous import (
@@ -38,11 +36,17 @@ from tfdist_cli.train.cluster.rendezvous import (
     RendezvousResult,
     announce_done,
     gather_tasks,
-    port_in_use,
     report_to_chief,
     wait_until_exited,
 )
-from tfdist_cli.train.cluster.runtime import configure_runtime
+from tfdist_cli.train.cluster.tensorflow_setup import (
+    check_gpus,
+    configure,
+    mirrored_strategy,
+    multi_worker_strategy,
+    tensorflow_cluster,
+    tensorflow_server,
+)
 from tfdist_cli.train.data.parquet import register as register_readers
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.variables import replicas
@@ -127,7 +131,6 @@ def check_weight_type(environment: Environment) -> None:
 
 
 _BARRIER = "tfdist/met"
-_GPUS = "tfdist/gpus"
 _LEAVE_SECONDS = 10.0
 _ANSWER_SECONDS = 0.5
 
@@ -160,7 +163,7 @@ def join(
                 log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 the traceback is of no interest
                 _end_server(environment, error.exit_code)
             _end_server(environment)
-        _configure(environment)
+        configure(environment)
         keep_alive.watch(environment.addresses.values())
         _joined = _create_context(environment)
         if not environment.task.traits.evaluates:
@@ -231,7 +234,7 @@ def serve(environment: Environment) -> None:
         server = getattr(import_module(module), function)(environment)
     else:
         await_names(_peers(environment), environment.start_timeout)
-        server = _tensorflow_server(environment)
+        server = tensorflow_server(environment)
     emit("state", state="serving")
     done = _wait_for_chief(environment)
     del server
@@ -279,50 +282,6 @@ def _end_server(environment: Environment, code: int = 0) -> NoReturn:
     sys.exit(code)
 
 
-def _configure(environment: Environment) -> tf.compat.v1.ConfigProto:
-    """Configures TensorFlow for this task before it is initialized."""
-    config = configure_runtime(environment.gpu_memory, exchanges=environment.traits.coordinated)
-    log_missing_gpus(environment.task, environment.gpus)
-    if environment.communication == "nccl":
-        _check_nccl(environment.task)
-    return config
-
-
-def _check_nccl(task: TaskId) -> None:
-    """Checks that this task can sum by NCCL.
-
-    Raises:
-        UsageError: it has no GPU, or NCCL is not installed.
-    """
-    hint = "use communication: ring, or auto"
-    if not tf.config.list_physical_devices("GPU"):
-        raise UsageError(f"{task} has no GPU, which communication: nccl needs", code="nccl-without-gpu", hint=hint)
-    if not has_library("nccl"):
-        raise UsageError(
-            f"NCCL is not installed where {task} runs",
-            code="nccl-not-installed",
-            hint=f"pip install 'tensorflow[and-cuda]', or {hint}",
-        )
-
-
-def _tensorflow_cluster(environment: Environment) -> tf.train.ClusterSpec:
-    cluster: dict[str, list[str]] = {}
-    for task, address in environment.addresses.items():
-        if task.traits.in_tf_cluster:
-            cluster.setdefault(task.role, []).append(str(address))
-    return tf.train.ClusterSpec(cluster)
-
-
-def _tensorflow_server(environment: Environment) -> tf.distribute.Server:
-    cluster = _tensorflow_cluster(environment)
-    own, task = environment.addresses[environment.task], environment.task
-    config = _configure(environment)
-    try:
-        return tf.distribute.Server(cluster, job_name=task.role, task_index=task.index, protocol="grpc", config=config)
-    except tf.errors.OpError as error:
-        raise port_in_use(task, own, error.message) from error
-
-
 def _create_context(environment: Environment) -> ClusterContext:
     if environment.task.traits.evaluates:
         return ClusterContext(environment, tf.distribute.get_strategy())
@@ -359,7 +318,7 @@ def _single(environment: Environment, _links: _Links, lifelines: tuple[int, ...]
 
 
 def _mirrored(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
-    strategy = _mirrored_strategy()
+    strategy = mirrored_strategy()
     keras_model.adapt_batches(strategy)
     return ClusterContext(environment, strategy, lifelines)
 
@@ -376,7 +335,7 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
 def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     chief = environment.chief
     tf.config.experimental_connect_to_cluster(
-        _tensorflow_cluster(environment), job_name=chief.role, task_index=chief.index, protocol="grpc"
+        tensorflow_cluster(environment), job_name=chief.role, task_index=chief.index, protocol="grpc"
     )
     strategy = tf.distribute.OneDeviceStrategy(CHIEF_DEVICE)
     eager_context.keep_remote_functions()
@@ -387,12 +346,12 @@ def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[i
 
 
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
-    strategy = _multi_worker_strategy(environment)
+    strategy = multi_worker_strategy(environment)
     replicas.record_assignments(strategy)
     keras_model.adapt(strategy)
     all_reduce = _make_all_reduce(environment, links)
     if all_reduce is None and len(environment.members) > 1:
-        _check_gpus(environment)
+        check_gpus(environment)
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, all_reduce=all_reduce)
 
@@ -453,70 +412,6 @@ def _make_all_reduce(environment: Environment, links: Mapping[TaskId, socket.soc
 
     places = {members.index(task): link for task, link in links.items()}
     return AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
-
-
-def communication_options(wanted: Communication = "auto") -> tf.distribute.experimental.CommunicationOptions:
-    """Returns how TensorFlow sums over replicas: by default between GPUs by NCCL, or by its ring without NCCL.
-
-    Args:
-        wanted: `ring`, `nccl`, or `auto` for the default.
-    """
-    implementations = tf.distribute.experimental.CommunicationImplementation
-    chosen = implementations[wanted.upper()]
-    if wanted == "auto" and tf.config.list_physical_devices("GPU") and not has_library("nccl"):
-        log.warning(
-            "NCCL is not installed: sums between GPUs pass through the CPU, which is slower; "
-            "`pip install 'tensorflow[and-cuda]'` installs it"
-        )
-        chosen = implementations.RING
-    return tf.distribute.experimental.CommunicationOptions(implementation=chosen)
-
-
-def _mirrored_strategy() -> tf.distribute.Strategy:
-    """Returns the strategy of one task on all its GPUs. `MirroredStrategy` always uses NCCL for several GPUs."""
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    options = communication_options() if gpus > 1 else None
-    if options is None or options.implementation is tf.distribute.experimental.CommunicationImplementation.AUTO:
-        return tf.distribute.MirroredStrategy()
-    alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({}), num_accelerators={"GPU": gpus}
-    )
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone, communication_options=options)
-
-
-def _multi_worker_strategy(environment: Environment) -> tf.distribute.Strategy:
-    members = Counter(str(task.role) for task in environment.members)
-    leader = f"/job:{environment.chief.role}/replica:0/task:0"
-    eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
-    try:
-        options = communication_options(environment.communication)
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    except RuntimeError as error:
-        if "program startup" not in str(error):
-            raise
-        raise TrainingError(
-            "the cluster cannot be joined, since TensorFlow is initialized already",
-            code="tensorflow-already-initialized",
-            hint="enter tfdist.scope(), or call tfdist.is_chief(), before you create any tensor, dataset or variable",
-        ) from error
-
-
-def _check_gpus(environment: Environment) -> None:
-    """Checks that all tasks see the same number of GPUs. TensorFlow assumes that all have as many as this one.
-
-    Raises:
-        TrainingError: another task sees another number of GPUs.
-    """
-    own = len(tf.config.list_physical_devices("GPU"))
-    eager_context.set_shared_value(f"{_GPUS}/{environment.task}", str(own))
-    for task in environment.members:
-        theirs = int(eager_context.shared_value(f"{_GPUS}/{task}", environment.start_timeout))
-        if theirs != own:
-            raise TrainingError(
-                f"{environment.task} sees {own} GPU{'s' * (own != 1)}, and {task} sees {theirs}",
-                code="gpu-counts-differ",
-                hint="give each task that trains the same number of GPUs: roles.worker.gpus, and roles.chief.gpus",
-            )
 
 
 def _leave_at_exit() -> None:
