@@ -26,8 +26,8 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.layers.dynamic_embedding import row_index_of
-from tfdist_cli.train.model.additivity import dependents
-from tfdist_cli.train.model.step_trace import placeholder_for
+from tfdist_cli.train.model.trace.additivity import dependents
+from tfdist_cli.train.model.trace.step_trace import placeholder_for
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import embeddings_of, layers_of

@@ -23,36 +23,31 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.layers.dynamic_tables import attach_slots, index_variables
 from tfdist_cli.train.model import losses
-from tfdist_cli.train.model.additivity import adds_up
 from tfdist_cli.train.model.assignments import (
     Assigned,
     Assignments,
     Optimizer,
-    OptimizerUpdate,
     Update,
 )
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.many_classes import fewer_passes
+from tfdist_cli.train.model.model_checks import check_compiled, check_logs, check_scope, check_sums, check_trained
+from tfdist_cli.train.model.own_step.building import build_layers, traced_updates
 from tfdist_cli.train.model.own_step.logs import step_logs
 from tfdist_cli.train.model.own_step.optimizers import (
     build_optimizers,
-    optimizers_of,
     overrides,
     scaled,
     updates_handed_over,
 )
 from tfdist_cli.train.model.rng.unseeded import UnseededDraws
-from tfdist_cli.train.model.step_trace import StepTrace, placeholder_for
-from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.model.trace.step_trace import StepTrace
 from tfdist_cli.train.tf_compat import keras_model
-from tfdist_cli.train.tf_compat.distribute import strategy_of
 from tfdist_cli.train.tf_compat.functions import functions_inlined
 from tfdist_cli.train.tf_compat.op_errors import is_from_users_code
-from tfdist_cli.train.variables.sharding import parts
 
 log = logging.getLogger("tfdist")
 
@@ -127,7 +122,7 @@ class ModelStep:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        _check(model)
+        check_compiled(model)
         self.model = model
         self.own_step = overrides(model, "train_step")
         self.updates_within = False
@@ -175,7 +170,7 @@ class ModelStep:
         Raises:
             TrainingError: the model does not accept such a batch, or was created outside of the strategy's scope.
         """
-        _check_scope(self.model)
+        check_scope(self.model)
         mismatch.check_types(self.model, element_spec)
         _build_specs[self.model] = element_spec
         # Keras has no public method that builds model, metrics and optimizer from a type specification.
@@ -183,7 +178,7 @@ class ModelStep:
             if not self.own_step:
                 keras_model.build(self.model, element_spec)
             elif not keras_model.layers_are_built(self.model):
-                self._build_layers(element_spec)
+                build_layers(self.model, element_spec)
             if self.own_step:
                 self._build_own_step(element_spec)
         except (ValueError, RuntimeError, TypeError) as error:
@@ -203,38 +198,9 @@ class ModelStep:
         """
         self._traced(element_spec)
 
-    def _build_layers(self, element_spec: Any) -> None:
-        """Creates the variables of layers by the model's own step, which need not call the model with the batch's x."""
-        try:
-            keras_model.traced_symbolically(self.model.train_step, element_spec)
-        except Exception:
-            # Expected, after the forward pass: variables that are only being created have no gradients. All other
-            # errors are raised again, with the layers built, or without.
-            log.debug("train_step() of %s while layers are built", type(self.model).__name__, exc_info=True)
-        if not keras_model.layers_are_built(self.model):
-            keras_model.build(self.model, element_spec)
-
     def _build_own_step(self, element_spec: Any) -> None:
         """Builds metrics, and the optimizers for what they update in the model's own step."""
-        known = [*self.model.variables, *self.model.metrics_variables]
-        updates: list[OptimizerUpdate] = []
-
-        def run(batch: Any) -> None:
-            values = [(variable, placeholder_for(variable)) for variable in known]
-            scope = Assignments(values, parameters=self.model.trainable_variables)
-            watched, handed_over = self.unseeded.watched(), updates_handed_over(optimizers_of(self.model))
-            with watched, self.unseeded.allowed(), handed_over, scope, functions_inlined():
-                self.model.train_step(batch)
-            updates.extend(scope.updates)
-
-        keras_model.traced_symbolically(run, element_spec)
-        if not updates:
-            raise TrainingError(
-                f"train_step() of {type(self.model).__name__} updates nothing by an optimizer of the model",
-                code="no-updates",
-                hint="call self.optimizer.apply(gradients, variables), with an optimizer that is an attribute of the "
-                "model",
-            )
+        updates = traced_updates(self.model, self.unseeded, element_spec)
         build_optimizers(updates)
         updated = {id(variable): variable for update in updates for variable in update.variables}
         first = [variable for variable in self.model.trainable_variables if id(variable) in updated]
@@ -508,33 +474,8 @@ class ModelStep:
                 trace = StepTrace(self, element_spec, training=training)
             self._traces[key] = trace
             if training and not self.own_step:
-                self._check_trained(element_spec, trace.untrained)
+                check_trained(self, element_spec, trace.untrained)
         return trace
-
-    def _check_trained(self, element_spec: Any, untrained: Sequence[int]) -> None:
-        """Rejects models in which weights that Keras trains get no gradient in this step.
-
-        Args:
-            element_spec: the `tf.TypeSpec`s of a batch.
-            untrained: the indices in `parameters` of the weights without a gradient.
-
-        Raises:
-            TrainingError: there is such a weight, or no weight has a gradient.
-        """
-        lost = [index for index in untrained if index in _trained_by_keras(self, element_spec, untrained)]
-        if lost:
-            raise TrainingError(
-                f"{self.parameters[lost[0]].path!r} is part of the loss, but the step has no gradient for it",
-                code="gradient-lost",
-                hint="use the layer's weight itself in call(), not the tf.Variable that stores it (its value in "
-                "build())",
-            )
-        if untrained and len(untrained) == len(self.parameters):
-            raise TrainingError(
-                f"no weight of {self.model.name!r} has a gradient: the loss does not depend on the weights",
-                code="no-gradients",
-                hint="compute the loss from the output of the model, without stop_gradient or rounding in between",
-            )
 
     @contextlib.contextmanager
     def _with_values(
@@ -559,7 +500,7 @@ class ModelStep:
             yield scope
         scope.check(self.model, self.state)
         if not tf.executing_eagerly():
-            _check_sums(self.metrics, metrics, scope.current(self.metrics))
+            check_sums(self.metrics, metrics, scope.current(self.metrics))
 
     def compute_losses(self, batch: Any, *, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Calls the model and its metrics; returns the loss to minimize and the loss to report."""
@@ -572,7 +513,7 @@ class ModelStep:
             loss = keras_model.compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
             keras_model.loss_tracker(model).update_state(loss, sample_weight=tf.cast(_batch_size(x), tf.float32))
             logs = model.compute_metrics(x, y, y_pred, weight)
-            _check_logs(model, logs)
+            check_logs(model, logs)
             minimized = losses.minimized(loss)
         return minimized, tf.cast(tf.reduce_mean(loss) if loss.shape.rank else loss, tf.float32)
 
@@ -601,33 +542,6 @@ def _fields(result: StepResult) -> tuple[Any, ...]:
     return tuple(getattr(result, field.name) for field in dataclasses.fields(result))
 
 
-def _trained_by_keras(step: ModelStep, element_spec: Any, indices: Sequence[int]) -> set[int]:
-    """Returns the parameters that get a gradient if the model reads the variables themselves, as in Keras's `fit`.
-
-    Args:
-        step: the model's step, built.
-        element_spec: the `tf.TypeSpec`s of a batch.
-        indices: the parameters to look at, as indices in `step.parameters`.
-    """
-    found: set[int] = set()
-    stored = {index: parts(step.parameters[index]) for index in indices}
-
-    def trace(*flat: tf.Tensor) -> list[Any]:
-        batch = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
-        kept = [*step.state, *step.metrics]
-        replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-        with replica, Assignments([(variable, placeholder_for(variable)) for variable in kept]):
-            with step.unseeded.allowed(), functions_inlined(), tf.GradientTape() as tape:
-                loss, _ = step.compute_losses(batch, training=True)
-            gradients = tape.gradient(loss, stored)
-        found.update(index for index, each in gradients.items() if any(gradient is not None for gradient in each))
-        return [loss]
-
-    if indices:
-        tf.compat.v1.wrap_function(trace, tf.nest.flatten(element_spec, expand_composites=True))
-    return found
-
-
 _build_specs: WeakKeyDictionary[keras.Model, Any] = WeakKeyDictionary()
 
 
@@ -644,65 +558,3 @@ def values(variables: Sequence[keras.Variable]) -> Tensors:
 def _batch_size(x: Any) -> tf.Tensor:
     """Returns the number of examples in a batch's inputs, int64, shape ()."""
     return tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
-
-
-def _check(model: Any) -> None:
-    if not keras_model.is_model(model):
-        raise TrainingError(
-            f"expected a keras.Model, got {type(model).__name__}",
-            code="not-a-keras-model",
-            hint="return a keras.Model that compile() was called on",
-        )
-    if not model.compiled or model.optimizer is None:
-        raise TrainingError(
-            f"the model {model.name!r} is not compiled",
-            code="model-not-compiled",
-            hint="call model.compile(optimizer, loss, metrics)",
-        )
-
-
-def _check_scope(model: keras.Model) -> None:
-    if not tf.distribute.has_strategy():
-        return
-    strategy = tf.distribute.get_strategy()
-    creators = {f"the model {model.name!r}": strategy_of(model)}
-    for optimizer in map(innermost, optimizers_of(model)):
-        creators[f"its optimizer {optimizer.name!r}"] = strategy_of(optimizer)
-    creators |= {variable.path: strategy_of(variable.value) for variable in model.variables}
-    for name, creator in creators.items():
-        if creator is not strategy:
-            raise TrainingError(
-                f"{name} was created outside of the scope of the cluster",
-                code="created-outside-scope",
-                hint="create and compile the model, its layers and its optimizer under `with tfdist.scope():`",
-            )
-
-
-def _check_logs(model: keras.Model, logs: dict[str, Any]) -> None:
-    """Rejects an overridden `compute_metrics` whose result is not that of the metrics.
-
-    Raises:
-        TrainingError: the method returns other names than `get_metrics_result`, so its values are those of one batch.
-    """
-    if type(model).compute_metrics is keras.Model.compute_metrics:
-        return
-    differing = sorted(logs.keys() ^ model.get_metrics_result().keys())
-    if differing:
-        raise TrainingError(
-            f"compute_metrics() and get_metrics_result() of {type(model).__name__} differ in {', '.join(differing)}",
-            code="metrics-results-differ",
-            hint="update the metrics in compute_metrics(), and compute results from their variables in "
-            "get_metrics_result()",
-        )
-
-
-def _check_sums(variables: list[keras.Variable], before: Tensors, after: Tensors) -> None:
-    for variable, adds in zip(variables, adds_up(before, after), strict=True):
-        if not adds:
-            raise TrainingError(
-                f"the metric variable {variable.path!r} is not a sum over batches, so the values of several workers "
-                "cannot be added",
-                code="metric-not-a-sum",
-                hint="only add to the variable, with variable.assign_add(...), and compute the rest in the metric's "
-                "result()",
-            )

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.model.additivity import dependents
 from tfdist_cli.train.model.assignments import Assignments
+from tfdist_cli.train.model.trace.additivity import dependents
 
 
 @dataclass(frozen=True)

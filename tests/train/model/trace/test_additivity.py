@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist_cli.train.model.additivity import adds_up, retained
+from tfdist_cli.train.model.trace.additivity import adds_up, retained
 
 SUMS = {
     "nothing": lambda old, other, x: old,

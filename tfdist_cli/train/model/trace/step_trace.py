@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.model.additivity import adds_up, dependents, retained
+from tfdist_cli.train.model.trace.additivity import adds_up, dependents, retained
 
 if TYPE_CHECKING:
     from tfdist_cli.train.model.train_step import ModelStep, Tensors
