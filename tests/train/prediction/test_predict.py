@@ -94,6 +94,28 @@ def test_embeddings_read_their_rows_if_only_lookups_read_the_table(mode):
     assert by_rows == {"Embedding/embeddings", "Doubled/embeddings", *scale}
 
 
+def test_one_process_reads_the_rows_of_tables_that_training_has_changed(monkeypatch):
+    functions = []
+    compiled = PredictionFunction.compiled
+
+    def recorded(self, most):
+        functions.append(compiled(self, most))
+        return functions[-1]
+
+    monkeypatch.setattr(PredictionFunction, "compiled", recorded)
+    large, small = layers.Embedding(40_000, 8), layers.Embedding(50, 8)
+    ids = keras.Input((2,), dtype="int32")
+    model = keras.Model(ids, layers.Add()([large(ids), small(ids)]))
+    large.embeddings.value.scatter_add(tf.IndexedSlices(tf.ones([1, 8]), tf.constant([7])))
+    data = np.array([[7, 8], [-1, 0], [49, 7]])
+    np.testing.assert_array_equal(tfdist.predict(model, data, batch_size=2), model(data))
+    (function,) = functions
+    graph = function.get_concrete_function().graph
+    captured = {id(inner): outer for outer, inner in graph.captures}
+    read = [captured[id(op.inputs[0])] for op in graph.get_operations() if op.type == "ReadVariableOp"]
+    assert [each is small.embeddings.value.handle for each in read] == [True]
+
+
 def test_strings_are_predicted():
     words = layers.StringLookup(vocabulary=["a", "b"], invert=True)
     model = keras.Sequential([keras.Input((1,), dtype="int64"), words])

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.spec.sections.updates import EmbeddingRule
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
@@ -21,8 +22,10 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
     """Predicts groups; see `predict_groups`."""
     environment = context.environment
     index = environment.members.index(environment.task) if groups.count > 1 else 0
+    # TensorFlow copies a table whose rows training has changed, each time all of it is read. GPUs do so in little time.
+    least = None if tf.config.list_logical_devices("GPU") else EmbeddingRule().min_bytes
     with context.strategy.scope():
-        function = PredictionFunction(model, groups.input_spec)
+        function = PredictionFunction(model, groups.input_spec, least)
         predict = function.compiled(groups.size)
     iterator = iter(groups.batches(index))
 
