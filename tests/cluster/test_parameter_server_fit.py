@@ -90,14 +90,16 @@ def test_errors_of_a_training_have_codes(facts):
 
 
 def test_a_dataset_is_sent_to_the_workers(facts):
-    ((examples, scored, outside, whole),) = facts["datasets"]
+    ((examples, scored, outside, whole, predicted),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
-    assert [code for code, _ in (outside, whole)] == [
+    assert [code for code, _ in (outside, whole, predicted)] == [
         "dataset-outside-function",
         "shard-ignored",
+        "python-code-in-data",
     ]
     assert "3 workers" in whole[1]
+    assert "tfdist.predict(model, lambda shard" in predicted[1]
 
 
 def test_a_generator_on_the_chief_feeds_the_workers_in_several_trainings(facts):

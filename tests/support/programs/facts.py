@@ -206,6 +206,10 @@ def datasets():
     history = tfdist.fit(model, examples, epochs=2, validation_data=EARLY)
     errors = [error_of(lambda shard: examples.shard(shard.count, shard.index).repeat())]
     errors.append(error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)))
+    try:
+        tfdist.predict(build(), generated(1))
+    except TfdistError as error:
+        errors.append(described(error))
     return [history.history["examples"], history.history["val_examples"], *errors]
 
 

@@ -337,7 +337,7 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
             "the dataset calls Python code (py_function, numpy_function, from_generator), which workers do not have",
             code="python-code-in-data",
             hint="pass a function that makes the dataset and returns its shard: "
-            "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
+            "tfdist.predict(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
         )
     return recreated_on(data, here)
 
