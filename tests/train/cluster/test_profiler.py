@@ -25,8 +25,7 @@ def follow(tmp_path, monkeypatch, capfd):
     def follow(work=lambda: None):
         write_order(tmp_path, ORDER)
         profiler.look_for_order()
-        [thread] = (thread for thread in threading.enumerate() if thread.name == "tfdist-profiler")
-        while thread.is_alive():
+        while any(thread.name == "tfdist-profiler" for thread in threading.enumerate()):  # it may have ended already
             work()
         [record] = (line for line in capfd.readouterr().err.split("\n") if line.startswith("\x1e"))
         return json.loads(record[1:])
