@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.tasks import alone, program
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
 
@@ -16,6 +17,7 @@ def test_no_update_is_lost_and_checkpoints_move_to_other_ps(cluster, tmp_path):
         tasks = cluster(chief=1, ps=servers, worker=2)
         ended = tasks.start(program("dynamic_ids.py", tmp_path, steps, SHARDED)).finish()
         assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+        assert CheckpointFolder(tmp_path).find(steps).state.deltas == steps // 4 - 1
         check(ended["chief:0"], shards=servers)
     single = alone(tmp_path, program("dynamic_ids.py", tmp_path, 24, SHARDED))
     assert single.code == 0, single.err

@@ -207,7 +207,12 @@ def checkpoints_of_run(recipe: Recipe, run_dir: Path) -> Checkpoints | None:
     if spec is None:
         return None
     return Checkpoints(
-        spec.dir or run_dir / CHECKPOINTS, spec.every_steps, spec.every_seconds, spec.keep, spec.asynchronous
+        spec.dir or run_dir / CHECKPOINTS,
+        spec.every_steps,
+        spec.every_seconds,
+        spec.keep,
+        spec.asynchronous,
+        spec.full_every,
     )
 
 

@@ -35,7 +35,8 @@ with tfdist.scope(shard=tfdist.ShardRule(min_bytes=min_bytes)):
     model = keras.Model(ids, keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1, keepdims=True))(table(ids)))
     # The gradient of each row in a step is 1 / IDS, whatever its values.
     model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: prediction)
-tfdist.fit(model, data, max_steps=steps, steps_per_epoch=steps, checkpoints=tfdist.Checkpoints(folder))
+checkpoints = tfdist.Checkpoints(folder, every_steps=4, full_every=10)
+tfdist.fit(model, data, max_steps=steps, steps_per_epoch=steps, checkpoints=checkpoints)
 if tfdist.is_chief():
     found, rows = table.vocabulary()
     order = np.argsort(found)

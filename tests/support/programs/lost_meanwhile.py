@@ -28,7 +28,7 @@ class LocalCopy(Snapshot):
 
     copies: list[np.ndarray] = []  # noqa: RUF012 there is one training
 
-    def __init__(self, step):
+    def __init__(self, step, _changed):
         super().__init__(step)
         if not LocalCopy.copies:
             LocalCopy.copies += [variable.numpy() for variable in saved_variables(step)]

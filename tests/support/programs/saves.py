@@ -4,7 +4,8 @@ saves.py FOLDER TRIALS SEED
 
 Every process is forked from this one, which has imported TensorFlow once and started none of it. All that a checkpoint
 holds is one number, the same everywhere in it, and each has a larger one than the last. Prints as JSON in how many
-trials something unfinished was left, by its kind; fails when a process finds something damaged, mixed or too old.
+trials something unfinished was left, by its kind, and in how many a checkpoint with so many deltas was found. Fails
+when a process finds something damaged, mixed or too old.
 """
 
 import collections
@@ -25,6 +26,8 @@ from tfdist_cli.train.checkpoint import tensors
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.checkpoint.tensors import saved_variables
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
+from tfdist_cli.train.layers.dynamic_embedding import DynamicEmbedding
+from tfdist_cli.train.layers.dynamic_tables import track_changes
 from tfdist_cli.train.model.train_step import ModelStep
 
 tensors.FILE_BYTES = 50_000  # so that there are several
@@ -36,10 +39,13 @@ UNFINISHED = (".writing-", ".replaced-", ".removing-")
 
 
 def built():
-    model = keras.Sequential([keras.Input((80,)), keras.layers.Dense(200), keras.layers.Dense(50)])
+    table = DynamicEmbedding(4, capacity=100)
+    layers = [keras.Input((20,), dtype="int64"), table, keras.layers.Flatten(), keras.layers.Dense(200)]
+    model = keras.Sequential([*layers, keras.layers.Dense(50)])
     model.compile("adam", "mse")
+    track_changes(model)
     step = ModelStep(model)
-    step.build((tf.TensorSpec((32, 80)), tf.TensorSpec((32, 50))))
+    step.build((tf.TensorSpec((32, 20), tf.int64), tf.TensorSpec((32, 50))))
     return step
 
 
@@ -73,10 +79,11 @@ def save_on(folder, numbers, say):
         kept.restore(found, step)
         number, value = found.state.step, found.state.epoch
         held = {*np.concatenate([variable.numpy().ravel() for variable in saved_variables(step)]), *found.arrays()[0]}
+        say("deltas", found.state.deltas)
         if held != {value}:
             raise AssertionError(f"{found.path} holds {held} instead of {value}")
     say("resumed", value)
-    saving = CheckpointWriter(kept, step, asynchronous=True)
+    saving = CheckpointWriter(kept, step, asynchronous=True, full_every=3)
     while os.getppid() == parent:
         value += 1
         number += numbers.random() < 0.7  # otherwise one takes the place of another
@@ -119,17 +126,19 @@ def trial(folder, seed, least):
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
         raise SystemExit(f"seed {seed}: a process has ended by itself")
-    values = [int(line.split()[1]) for line in lines if line]
+    told = [line.split() for line in lines]
+    deltas[max(int(value) for kind, value in [("", 0), *told] if kind in ("", "deltas"))] += 1
+    values = [int(value) for kind, value in told if kind != "deltas"]
     if values[0] < least:
         raise SystemExit(f"seed {seed}: {least} had been saved, but {values[0]} was found")
     return values[-1]
 
 
 folder, trials, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-unfinished = collections.Counter()
+unfinished, deltas = collections.Counter(), collections.Counter()
 last = 0
 for number in range(trials):
     last = trial(folder, seed + number, last)
     names = [entry.name for entry in folder.iterdir()] if folder.exists() else []
     unfinished.update({prefix: any(name.startswith(prefix) for name in names) for prefix in UNFINISHED})
-print(json.dumps({"saved": last, "unfinished": unfinished}))
+print(json.dumps({"saved": last, "unfinished": unfinished, "deltas": deltas}))

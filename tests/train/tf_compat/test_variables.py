@@ -15,6 +15,7 @@ from tfdist_cli.train.tf_compat.variables import (
     Read,
     ShardedVariable,
     WeightTensor,
+    after_assignments,
     keep_row_index,
     move_variable,
     rows_looked_up,
@@ -183,3 +184,13 @@ def test_a_layer_does_not_track_what_is_kept_with_its_table():
     keep_row_index(layer.table, [keras.Variable("zeros", shape=(4,))])
     assert layer.table.row_index[0].shape == (4,)
     assert layer.variables == [layer.table]
+
+
+def test_a_function_is_called_after_each_assignment_by_keras():
+    variable, seen = keras.Variable([1.0, 2.0]), []
+    after_assignments(variable, lambda: seen.append(variable.numpy().tolist()))
+    variable.assign([3.0, 4.0])
+    with keras.StatelessScope():
+        variable.assign([5.0, 6.0])
+    variable.assign_add([1.0, 1.0])
+    assert seen == [[3.0, 4.0], [4.0, 5.0]]

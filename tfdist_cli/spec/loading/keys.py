@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -51,10 +52,13 @@ def suggest(key: str, model: type[SpecModel], top: type[SpecModel]) -> str:
         top: the model of the whole file.
 
     Returns:
-        A question with the most similar key, or the list of valid keys.
+        A question with the key that has this name elsewhere, begins with it, or is most similar to it. Without one, the
+        list of valid keys.
     """
     elsewhere = (path for path in all_paths(top) if path.rpartition(".")[2] == key)
-    meant = next(elsewhere, None) or next(iter(get_close_matches(key, model.model_fields, n=1)), None)
+    begun = (name for name in model.model_fields if name.startswith(f"{key}_"))
+    similar = iter(get_close_matches(key, model.model_fields, n=1))
+    meant = next(chain(elsewhere, begun, similar), None)
     if meant:
         return f"did you mean {meant!r}?"
     return f"expected {', '.join(model.model_fields)}"

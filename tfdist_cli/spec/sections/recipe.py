@@ -115,6 +115,9 @@ class Checkpoint(SpecModel):
     asynchronous: Literal["auto"] | bool = "auto"
     """Whether the training continues while a checkpoint is written. Each task then needs memory for a copy of its
     variables. `auto`: only if the copy takes no more than 1 GiB."""
+    full_every: Count = 1
+    """Each so many-th checkpoint is full. The others write only what has changed in the tables of `DynamicEmbedding`
+    layers since the checkpoint before, and all other variables. 1: all are full."""
     dir: LocationField | None = None
     """The folder for checkpoints, relative to this file, or in a storage service: `s3://bucket/run`, `gs://` or
     `hdfs://`. The training resumes from the newest checkpoint in it. By default a folder in the run directory."""

@@ -42,6 +42,7 @@ from tfdist_cli.train.checkpoint.store import (
     parse_state,
     step_of,
     steps_to_remove,
+    undamaged,
     verify,
 )
 from tfdist_cli.train.checkpoint.uploads import Report, Uploads
@@ -87,6 +88,8 @@ class BucketCheckpoints(CheckpointFolder):
         super().__init__(scratch or Path(self._temporary.name), keep)  # type: ignore[union-attr] # one of them is there
         self._remote = remote or RemoteFolder(url)
         self._uploads = Uploads(self._upload)
+        self._uploaded: StoredCheckpoint | None = None
+        """A checkpoint of the service, to which a delta refers."""
 
     @property
     def location(self) -> Location:
@@ -150,6 +153,7 @@ class BucketCheckpoints(CheckpointFolder):
             with _service_errors_as_damage(self._remote.url / name / file):
                 self._remote.download(f"{name}/{file}", checkpoint.path / file)
         verify(checkpoint)
+        self._uploaded = StoredCheckpoint(checkpoint.path, checkpoint.state, self._remote.url / name)
         return checkpoint
 
     def set_aside(self, step: int) -> Location:
@@ -249,8 +253,9 @@ class BucketCheckpoints(CheckpointFolder):
         if not self._has_files(name, state):
             self._keep_replaced(name)
             for file in state.files:
-                self._remote.upload(folder / file, f"{name}/{file}")
+                self._upload_file(folder / file, name, state.files[file])
         self._remote.write(f"{name}/{STATE_FILE}", content)
+        self._uploaded = StoredCheckpoint(folder, state, self._remote.url / name)
         self._mark_uploaded(step, content)
         self._remove_downloaded()
         self._remove_local(before=step)
@@ -258,6 +263,24 @@ class BucketCheckpoints(CheckpointFolder):
             self._remove_tree(f"{REPLACED}{name}", self._remote.sizes(f"{REPLACED}{name}"))
             self._remove_old(step)
         return self._remote.url / name
+
+    def _upload_file(self, file: Path, name: str, entry: list[Any]) -> None:
+        """Uploads a file of a checkpoint; one that the last checkpoint has, too, is copied within the service.
+
+        Args:
+            file: the file.
+            name: the checkpoint's folder in the service.
+            entry: the size and the digest of the file.
+        """
+        if (
+            self._uploaded
+            and self._uploaded.state.files.get(file.name) == entry
+            and self._uploaded.location.name != name
+        ):
+            with suppress(FileNotFoundError):  # it has been removed since
+                self._remote.copy(f"{self._uploaded.location.name}/{file.name}", f"{name}/{file.name}")
+                return
+        self._remote.upload(file, f"{name}/{file.name}")
 
     def _has_files(self, name: str, state: TrainingState) -> bool:
         """Returns whether the service has a checkpoint with the same files, so that only its seal is to be replaced."""
@@ -309,17 +332,10 @@ class BucketCheckpoints(CheckpointFolder):
         evaluated = None
         if EVALUATED_FILE in sizes:
             evaluated = parse_evaluated(self._remote.read(EVALUATED_FILE))
-        undamaged = [step for step in _sealed(sizes) if step <= newest and self._is_undamaged(step)]
-        for step in steps_to_remove(undamaged, self._keep, evaluated):
+        shared = undamaged(lambda step: self._peek_remote(step)[1], [each for each in _sealed(sizes) if each <= newest])
+        for step in steps_to_remove(shared, self._keep, evaluated):
             self._remove_tree(_name(step), sizes)
         self._remove_unsealed(sizes)
-
-    def _is_undamaged(self, step: int) -> bool:
-        try:
-            self._peek_remote(step)
-        except DamagedCheckpoint:
-            return False
-        return True
 
     def _mark_uploaded(self, step: int, content: bytes) -> None:
         with suppress(OSError):  # then it is uploaded again by a training that resumes here

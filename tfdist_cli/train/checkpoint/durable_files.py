@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdist_cli.protocol.run_files import open_file
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
+"""What file systems answer that have no hard links, or no more for this file."""
 
 
 def write_synced(path: Path, value: dict[str, Any]) -> None:
@@ -21,6 +25,17 @@ def write_synced(path: Path, value: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def link(path: Path, new: Path) -> None:
+    """Gives a file another name, by a hard link; copies it where the file system has none."""
+    try:
+        new.hardlink_to(path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(path, new)
+        sync(new)
 
 
 def remove(path: Path) -> None:

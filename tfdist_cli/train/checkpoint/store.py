@@ -1,10 +1,13 @@
 """Checkpoints on disk: one folder each, written under a temporary name, then renamed, and verified when read.
 
     CHECKPOINTS/step-00001200/variables.index, variables.data-*    TensorFlow's checkpoint format, 64 MiB in a file
+                              delta-1.index, delta-1.data-*         rows of dynamic tables that changed afterwards
                               callbacks.npz                         arrays of callbacks, if there are any
                               state.json                            everything else, and each file's size and SHA-256
     CHECKPOINTS/damaged-step-00001000                               a damaged checkpoint, set aside
     CHECKPOINTS/evaluator.json                                      which checkpoints an evaluator has evaluated
+
+A delta checkpoint refers to the files of the one before it, by hard links or copies, so that each folder is complete.
 
 A folder gets its final name by one rename, after all its files are on the disk. A folder without that name is not a
 checkpoint. Only the training changes the folder; an evaluator and an export read it, and write only `evaluator.json`.
@@ -18,7 +21,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +31,19 @@ import numpy as np
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.run_files import parse_object, read_bytes, whole
 from tfdist_cli.spec.path_scheme import Location, Url
-from tfdist_cli.train.checkpoint.durable_files import digest_of, remove, sync, write_synced
-from tfdist_cli.train.checkpoint.tensors import ReadPiece, read_live, read_variables, saved_variables, write_variables
+from tfdist_cli.train.checkpoint.durable_files import digest_of, link, remove, sync, write_synced
+from tfdist_cli.train.checkpoint.tensors import (
+    VARIABLES,
+    ReadPiece,
+    delta_prefix,
+    read_live,
+    read_variables,
+    saved_variables,
+    write_variables,
+)
 from tfdist_cli.train.checkpoint.uploads import Report
+from tfdist_cli.train.layers.changed_rows import ChangedRows
+from tfdist_cli.train.layers.dynamic_tables import forget_changes
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import innermost
 
@@ -45,7 +58,11 @@ REPLACED = ".replaced-"
 _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _FORMAT = 1
+_DELTA_FORMAT = 2
+"""That of checkpoints with deltas, which older versions cannot read."""
 _STEP = re.compile(r"[0-9]{8,18}")
+_OF_VARIABLES = ("optimizer", "shapes", "files", "format", "deltas", "full_step")
+"""The parts of a `TrainingState` that describe the variables' files."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -73,6 +90,8 @@ class TrainingState:
         local_steps: the steps that each worker has taken, for reports.
         worker_steps: `Engine.worker_steps`.
         lengths: the elements of each worker's shard of the data, if they were counted.
+        deltas: how many deltas the checkpoint consists of, beside the files of a full one; 0 if it is full.
+        full_step: the step of that full one; 0 if the checkpoint is full.
     """
 
     step: int
@@ -94,6 +113,13 @@ class TrainingState:
     local_steps: dict[str, int] = field(default_factory=dict)
     worker_steps: dict[str, int] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
+    deltas: int = 0
+    full_step: int = 0
+
+    @property
+    def shared_step(self) -> int:
+        """The step of the full checkpoint whose files it consists of: its own if it is full."""
+        return self.full_step if self.deltas else self.step
 
 
 @dataclass(frozen=True)
@@ -142,6 +168,7 @@ class CheckpointFolder:
         self.path = path
         self._keep = keep
         self._latest: TrainingState | None = None
+        self._base: StoredCheckpoint | None = None
         self._is_created = False
 
     @property
@@ -235,6 +262,18 @@ class CheckpointFolder:
         folder.rename(new)
         return new
 
+    def next_is_delta(self, full_every: int) -> bool:
+        """Whether the next checkpoint may be a delta of the last one, which was saved here or restored from here.
+
+        Args:
+            full_every: each so many-th checkpoint is full.
+        """
+        return self._base is not None and self._base.state.deltas + 1 < full_every
+
+    def only_state_changes(self, state: TrainingState, arrays: Sequence[np.ndarray], *, changed: bool) -> bool:
+        """Whether `save` would rewrite nothing but state.json of the last checkpoint. For the arguments see there."""
+        return not (changed or arrays) and self._latest is not None and self._latest.step == state.step
+
     def save(
         self,
         step: ModelStep,
@@ -243,6 +282,7 @@ class CheckpointFolder:
         arrays: Sequence[np.ndarray] = (),
         read: ReadPiece = read_live,
         changed: bool = True,
+        rows: Sequence[ChangedRows] | None = None,
     ) -> Path:
         """Writes a checkpoint and removes old ones. Returns the checkpoint's folder.
 
@@ -252,6 +292,7 @@ class CheckpointFolder:
             arrays: the arrays of callbacks.
             read: returns the value of a piece of a variable.
             changed: whether variables may have changed since a checkpoint of the same step was saved here.
+            rows: for a delta, if `next_is_delta`, what has changed in each dynamic table; None for a full checkpoint.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written; earlier checkpoints are untouched.
@@ -260,26 +301,30 @@ class CheckpointFolder:
         self._wait_to_replace(state.step)
         if not self._is_created:  # the disk was full when the training began
             self.path.mkdir(parents=True, exist_ok=True)
-        if not (changed or arrays) and self._latest and self._latest.step == state.step:
+        if self.only_state_changes(state, arrays, changed=changed):
             return self._rewrite_state(folder, state)
+        base, self._base = self._base, None  # if this fails, the rows that had changed are in no checkpoint
         writing = self.path / f"{WRITING}{state.step:08d}-{os.getpid()}"
         remove(writing)
         try:
             writing.mkdir()  # without parents: a checkpoint folder that was removed is not created again
-            write_variables(step, writing / "variables", read)
+            deltas = base.state.deltas + 1 if base and rows is not None else 0
+            write_variables(step, delta_prefix(writing, deltas) if deltas else writing / VARIABLES, read, rows)
             if arrays:
                 np.savez(writing / ARRAYS_FILE, *arrays)
             files = {entry.name: [entry.stat().st_size, digest_of(entry)] for entry in sorted(writing.iterdir())}
-            state = replace(state, optimizer=_optimizer_name(step), shapes=_shapes(step), files=files)
             for name in files:
                 sync(writing / name)
+            state = replace(state, optimizer=_optimizer_name(step), shapes=_shapes(step), files=files)
+            if base and deltas:
+                state = _refer(writing, base, replace(state, deltas=deltas, format=_DELTA_FORMAT))
             write_synced(writing / STATE_FILE, _sealed(state))
             sync(writing)
             self._make_visible(writing, folder)
         except BaseException:
             remove(writing)
             raise
-        self._latest = state
+        self._latest, self._base = state, StoredCheckpoint(folder, state)
         self._prune(state.step)
         return folder
 
@@ -310,7 +355,10 @@ class CheckpointFolder:
                 code="checkpoint-of-another-optimizer",
                 hint="set another checkpoint.dir, or train with the optimizer that the checkpoint is of",
             )
-        read_variables(step, checkpoint.path / "variables", optimizer=optimizer)
+        read_variables(step, checkpoint.path, optimizer=optimizer, deltas=state.deltas)
+        if optimizer:
+            forget_changes(step.model)
+            self._base = None if checkpoint.url else checkpoint
 
     def publish(self, step: int, report: Report) -> None:
         """Makes a saved checkpoint available to other machines; here it already is.
@@ -380,19 +428,21 @@ class CheckpointFolder:
     def _rewrite_state(self, folder: Path, state: TrainingState) -> Path:
         """Rewrites state.json of a checkpoint whose variables have not changed."""
         if latest := self._latest:
-            state = replace(state, optimizer=latest.optimizer, shapes=latest.shapes, files=latest.files)
+            same = {key: getattr(latest, key) for key in _OF_VARIABLES}
+            state = replace(state, **same)
             if state != latest:
                 write_synced(folder / STATE_FILE, _sealed(state))
                 self._latest = state
+                self._base = self._base and replace(self._base, state=state)
         return folder
 
     def _prune(self, newest: int) -> None:
         """Removes old checkpoints after a new one is complete. Damaged ones are neither counted nor removed."""
-        steps = [step for step in self.steps() if step <= newest and self._is_undamaged(step)]
+        shared = undamaged(self.peek, [step for step in self.steps() if step <= newest])
         evaluated = None
         with contextlib.suppress(OSError):  # there is no evaluator
             evaluated = parse_evaluated(read_bytes(self.path / EVALUATED_FILE))
-        for old in steps_to_remove(steps, self._keep, evaluated):
+        for old in steps_to_remove(shared, self._keep, evaluated):
             self._discard(self._folder(old))
 
     def _discard(self, folder: Path) -> None:
@@ -403,12 +453,33 @@ class CheckpointFolder:
             folder.rename(removing)
             remove(removing)
 
-    def _is_undamaged(self, step: int) -> bool:
-        try:
-            self.peek(step)
-        except DamagedCheckpoint:
-            return False
-        return True
+
+def _refer(writing: Path, base: StoredCheckpoint, state: TrainingState) -> TrainingState:
+    """Adds the files of the checkpoint before a delta. Returns the state with their sizes and digests.
+
+    Args:
+        writing: the folder of the delta, with its own files.
+        base: the checkpoint before it.
+        state: the state of the delta, with its own files.
+    """
+    before = {name: entry for name, entry in base.state.files.items() if name != ARRAYS_FILE}
+    for name in before:
+        link(base.path / name, writing / name)
+    return replace(state, files={**before, **state.files}, full_step=base.state.shared_step)
+
+
+def undamaged(peek: Callable[[int], StoredCheckpoint], steps: Sequence[int]) -> dict[int, int]:
+    """Returns the steps of the undamaged ones of some checkpoints, each with its `TrainingState.shared_step`.
+
+    Args:
+        peek: returns the checkpoint of a step.
+        steps: the steps, oldest first.
+    """
+    found = {}
+    for step in steps:
+        with contextlib.suppress(DamagedCheckpoint):
+            found[step] = peek(step).state.shared_step
+    return found
 
 
 def _optimizer_name(step: ModelStep) -> str:
@@ -449,16 +520,23 @@ def damaged_names(folder: str) -> Iterator[str]:
     yield from (f"{_DAMAGED}{folder}-{number}" for number in range(2, 1000))
 
 
-def steps_to_remove(steps: Sequence[int], keep: int, evaluated: Collection[int] | None) -> list[int]:
+def steps_to_remove(shared: Mapping[int, int], keep: int, evaluated: Collection[int] | None) -> list[int]:
     """Returns the steps of the checkpoints that are no longer kept.
 
+    If the newest ones are deltas of the same full one, damage to its files would damage all of them. Then the newest of
+    the others is kept, too.
+
     Args:
-        steps: the steps of all undamaged checkpoints, oldest first.
+        shared: the steps of all undamaged checkpoints, oldest first, each with its `TrainingState.shared_step`.
         keep: how many to keep.
         evaluated: the steps of those that an evaluator has evaluated; None if there is no evaluator.
     """
+    steps = list(shared)
     unevaluated = set(steps[-(keep + UNEVALUATED_KEPT) :]) - set(evaluated) if evaluated is not None else set()
-    return [step for step in steps[:-keep] if step not in unevaluated]
+    full = {shared[step] for step in steps[-keep:]}
+    are_deltas = len(full) == 1 and full != {steps[-1]}
+    spare = [step for step in steps[:-keep] if are_deltas and shared[step] not in full][-1:]
+    return [step for step in steps[:-keep] if step not in unevaluated and step not in spare]
 
 
 def pack_evaluated(steps: Sequence[int], scores: Mapping[str, Any] | None = None) -> bytes:
@@ -498,7 +576,7 @@ def parse_state(content: bytes, path: str) -> TrainingState:
         seal, version, own = values.pop("seal", None), values.get("format"), _seal(values)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    if version != _FORMAT:
+    if version not in (_FORMAT, _DELTA_FORMAT):
         raise DamagedCheckpoint(f"{path} has format {version}, which this version of tfdist cannot read")
     if seal != own:
         raise DamagedCheckpoint(f"{path} has been changed since it was written")

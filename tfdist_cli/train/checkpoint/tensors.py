@@ -1,5 +1,8 @@
 """Variables to and from files in TensorFlow's checkpoint format, a few pieces at a time.
 
+The files `variables` hold all variables. The files `delta-1`, `delta-2` … of delta checkpoints hold what has changed:
+of dynamic tables some rows, with their numbers in table N as `rows/N`, and all other variables completely.
+
 Only the chief writes and reads the files: a ps may run on a host that does not see the disk. The chief writes the live
 variables while training is paused, or a `Snapshot` of them while training continues.
 """
@@ -7,13 +10,18 @@ variables while training is paused, or a `Snapshot` of them while training conti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.layers.changed_rows import ChangedRows, RowsPiece, write_rows
+from tfdist_cli.train.layers.dynamic_tables import row_indices
+from tfdist_cli.train.layers.row_index import RowIndex
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import shortened
 from tfdist_cli.train.variables.sharding import Block, Whole, parts, pieces
@@ -22,11 +30,34 @@ FILE_BYTES = 64 * 2**20
 """The most bytes of variables in one data file, and in the chief's memory while it writes or reads that file. A larger
 variable that is not sharded has its own file."""
 
-ReadPiece = Callable[[Block | Whole], tf.Tensor]
-"""A function that returns a piece's value."""
+VARIABLES = "variables"
+"""The prefix of the files with all variables."""
 
 
-def read_live(piece: Block | Whole) -> tf.Tensor:
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """A piece whose value the chief has."""
+
+    value: tf.Tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.value.dtype.size * int(self.value.shape.num_elements())
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.value.dtype
+
+    def read(self) -> tf.Tensor:
+        return self.value
+
+
+Piece = Block | Whole | RowsPiece | _Given
+ReadPiece = Callable[[Any], tf.Tensor]
+"""A function that returns the value of a `Piece`."""
+
+
+def read_live(piece: Piece) -> tf.Tensor:
     """Returns a piece's current value."""
     return piece.read()
 
@@ -38,26 +69,35 @@ class Snapshot:
     training_op_helpers.h); if the variable's rows are updated, the read has copied it already. So a snapshot takes
     almost no time, and at most as much memory as the variables, which is freed piece by piece as they are written.
 
+    Changed rows of a table are copied.
+
     Args:
         step: the model, built; no step is running.
+        changed: what is read of the model's dynamic tables; None for all of them.
     """
 
-    def __init__(self, step: ModelStep) -> None:
+    def __init__(self, step: ModelStep, changed: Sequence[ChangedRows] | None = None) -> None:
         self._values: dict[int, tf.Tensor] = {}
         groups: dict[tuple[str, tf.DType], list[tf.Tensor]] = defaultdict(list)
         for variable in saved_variables(step):
-            for part in parts(variable):
-                with tf.device(part.device):
-                    value = tf.convert_to_tensor(part)
+            rows = _pieces_of(changed, variable)
+            for part in parts(variable) if rows is None else rows:
+                device = part.shard.device if isinstance(part, RowsPiece) else part.device
+                with tf.device(device):
+                    value = part.read() if isinstance(part, RowsPiece) else tf.convert_to_tensor(part)
                 self._values[id(part)] = value
-                groups[part.device, value.dtype].append(value)
+                groups[device, value.dtype].append(value)
         for (device, _), values in groups.items():
             # A read on another host has only been requested until an op that needs it returns.
             with tf.device(device):
                 tf.raw_ops.ShapeN(input=values)[0].numpy()
 
-    def read(self, piece: Block | Whole) -> tf.Tensor:
+    def read(self, piece: Piece) -> tf.Tensor:
         """Returns a piece's value, and frees it. Each piece can be read once."""
+        if isinstance(piece, _Given):
+            return piece.read()
+        if isinstance(piece, RowsPiece):
+            return self._values.pop(id(piece))
         if isinstance(piece, Whole):
             return self._values.pop(id(piece.stored))
         rest = [0] * (len(piece.shard.shape) - 1)
@@ -73,13 +113,19 @@ def saved_variables(step: ModelStep) -> list[keras.Variable]:
     return [*step.parameters, *step.saved_state, *step.optimizer_variables]
 
 
-def largest_task_bytes(step: ModelStep) -> int:
-    """Returns the bytes of saved variables on the device that holds the most of them."""
+def largest_task_bytes(step: ModelStep, changed: Sequence[ChangedRows] | None = None) -> int:
+    """Returns the bytes to save on the device that holds the most of them. For the arguments see `Snapshot`."""
     bytes_of: dict[str, int] = defaultdict(int)
     for variable in saved_variables(step):
-        for part in parts(variable):
-            bytes_of[part.device] += Whole(part).bytes
+        rows = _pieces_of(changed, variable)
+        for part in map(Whole, parts(variable)) if rows is None else rows:
+            bytes_of[part.shard.device if isinstance(part, RowsPiece) else part.stored.device] += part.bytes
     return max(bytes_of.values(), default=0)
+
+
+def _pieces_of(changed: Sequence[ChangedRows] | None, variable: keras.Variable) -> list[RowsPiece] | None:
+    """Returns the changed rows of a variable; None if all of it is saved."""
+    return next((rows for each in changed or () if (rows := each.pieces(variable)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -95,36 +141,71 @@ class _Entry:
 
     name: str
     rows: str
-    piece: Block | Whole
+    piece: Any
 
 
-def _batches(step: ModelStep, *, optimizer: bool = True) -> Iterator[list[_Entry]]:
-    """Yields the entries of a checkpoint in batches; a batch of several entries has at most `FILE_BYTES`."""
+def _named(step: ModelStep, *, optimizer: bool = True) -> Iterator[tuple[str, keras.Variable]]:
+    """Yields all saved variables with their names in the files."""
     groups = {"parameters": step.parameters, "state": step.saved_state}
     if optimizer:
         groups["optimizer"] = step.optimizer_variables
-    batch: list[_Entry] = []
-    size = 0
     for group, variables in groups.items():
         for number, variable in enumerate(variables):
-            for piece in pieces(variable):
-                if batch and size + piece.bytes > FILE_BYTES:
-                    yield batch
-                    batch, size = [], 0
-                name = f"{group}/{number}/.ATTRIBUTES/VARIABLE_VALUE"
-                batch.append(_Entry(name, _rows(variable, piece), piece))
-                size += piece.bytes
+            yield f"{group}/{number}/.ATTRIBUTES/VARIABLE_VALUE", variable
+
+
+def _entries(variables: Iterable[tuple[str, keras.Variable]]) -> Iterator[_Entry]:
+    """Yields the entries of complete variables."""
+    for name, variable in variables:
+        for piece in pieces(variable):
+            yield _Entry(name, _rows(variable, piece), piece)
+
+
+def _changed_entries(step: ModelStep, changed: Sequence[ChangedRows]) -> Iterator[_Entry]:
+    """Yields the entries of a delta: variables, the changed rows of tables, and the numbers of these rows."""
+    for name, variable in _named(step):
+        if _pieces_of(changed, variable) is None:
+            yield from _entries([(name, variable)])
+    for number, each in enumerate(changed):
+        yield _Entry(_numbers_name(number), "", _Given(tf.constant(each.numbers())))
+        for name, variable in _named(step):
+            for piece in each.pieces(variable) or ():
+                shape = each.count, *piece.row_shape
+                yield _Entry(name, _slice(shape, piece.first, piece.count), piece)
+
+
+def _numbers_name(number: int) -> str:
+    """The name of the numbers of the changed rows of a table."""
+    return f"rows/{number}"
+
+
+def _batches(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    """Yields the entries of a checkpoint in batches; a batch of several entries has at most `FILE_BYTES`."""
+    batch: list[_Entry] = []
+    size = 0
+    for entry in entries:
+        if batch and size + entry.piece.bytes > FILE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(entry)
+        size += entry.piece.bytes
     yield batch
 
 
 def _rows(variable: keras.Variable, piece: Block | Whole) -> str:
     if isinstance(piece, Whole):
         return ""
-    rest = ":-" * (len(variable.shape) - 1)
-    return f"{' '.join(str(size) for size in variable.shape)} {piece.first},{piece.count}{rest}"
+    return _slice(variable.shape, piece.first, piece.count)
 
 
-def write_variables(step: ModelStep, prefix: Path, read: ReadPiece = read_live) -> None:
+def _slice(shape: Iterable[int], first: int, count: int) -> str:
+    sizes = [str(size) for size in shape]
+    return f"{' '.join(sizes)} {first},{count}{':-' * (len(sizes) - 1)}"
+
+
+def write_variables(
+    step: ModelStep, prefix: Path, read: ReadPiece = read_live, changed: Sequence[ChangedRows] | None = None
+) -> None:
     """Writes all saved variables to files.
 
     Only one batch is in this process's memory at a time. Each batch is written to its own file; then all files are
@@ -134,6 +215,7 @@ def write_variables(step: ModelStep, prefix: Path, read: ReadPiece = read_live) 
         step: the model, built.
         prefix: the prefix of the files' paths.
         read: returns a piece's value.
+        changed: what is written of the model's dynamic tables; None for all of them.
 
     Raises:
         OSError: the files cannot be written.
@@ -141,7 +223,7 @@ def write_variables(step: ModelStep, prefix: Path, read: ReadPiece = read_live) 
     """
     written: list[str] = []
     try:
-        for batch in _batches(step):
+        for batch in _batches(_entries(_named(step)) if changed is None else _changed_entries(step, changed)):
             written.append(f"{prefix}.{len(written)}")
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(
@@ -160,19 +242,63 @@ def write_variables(step: ModelStep, prefix: Path, read: ReadPiece = read_live) 
         raise OSError(shortened(error).message) from error
 
 
-def read_variables(step: ModelStep, prefix: Path, *, optimizer: bool) -> None:
-    """Reads the files of `write_variables` into the variables; these may have another number of shards."""
-    for batch in _batches(step, optimizer=optimizer):
-        with tf.device("CPU:0"):
-            values = tf.raw_ops.RestoreV2(
-                prefix=str(prefix),
-                tensor_names=[entry.name for entry in batch],
-                shape_and_slices=[entry.rows for entry in batch],
-                dtypes=[entry.piece.dtype for entry in batch],
-            )
-        for entry, value in zip(batch, values, strict=True):
-            entry.piece.write(value)
-        _await_writes({entry.piece.device for entry in batch})
+def read_variables(step: ModelStep, folder: Path, *, optimizer: bool, deltas: int = 0) -> None:
+    """Reads the files of a checkpoint into the variables; these may have another number of shards.
+
+    Args:
+        step: the model, built.
+        folder: the folder of the files.
+        optimizer: whether to read the optimizer's variables, too.
+        deltas: how many deltas there are.
+    """
+    named = list(_named(step, optimizer=optimizer))
+    indices = row_indices(step.model) if deltas else []
+    of_tables = {id(variable) for index in indices for variable in index.row_variables}
+    _read(folder / VARIABLES, [each for each in named if not deltas or id(each[1]) in of_tables])
+    for delta in range(1, deltas + 1):
+        for number, index in enumerate(indices):
+            own = {id(variable) for variable in index.row_variables}
+            _read_rows(delta_prefix(folder, delta), number, index, [each for each in named if id(each[1]) in own])
+    if deltas:
+        _read(delta_prefix(folder, deltas), [each for each in named if id(each[1]) not in of_tables])
+
+
+def delta_prefix(folder: Path, number: int) -> Path:
+    """Returns the prefix of the files of a delta, counted from 1."""
+    return folder / f"delta-{number}"
+
+
+def _read(prefix: Path, variables: Iterable[tuple[str, keras.Variable]]) -> None:
+    for batch in _batches(_entries(variables)):
+        if batch:
+            values = _restored(prefix, [(entry.name, entry.rows, entry.piece.dtype) for entry in batch])
+            for entry, value in zip(batch, values, strict=True):
+                entry.piece.write(value)
+            _await_writes({entry.piece.device for entry in batch})
+
+
+def _read_rows(prefix: Path, number: int, index: RowIndex, variables: Iterable[tuple[str, keras.Variable]]) -> None:
+    """Reads the changed rows of a table."""
+    (found,) = _restored(prefix, [(_numbers_name(number), "", tf.int32)])
+    numbers = found.numpy()
+    for name, variable in variables:
+        shape = index.row_shape(variable)
+        dtype = tf.as_dtype(variable.dtype)
+        step = max(1, FILE_BYTES // (dtype.size * int(np.prod(shape, dtype=np.int64))))
+        for first in range(0, len(numbers), step):
+            own = numbers[first : first + step]
+            (values,) = _restored(prefix, [(name, _slice((len(numbers), *shape), first, len(own)), dtype)])
+            write_rows(index, variable, own, values)
+        _await_writes({part.device for part in parts(variable)})
+
+
+def _restored(prefix: Path, wanted: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
+    """Reads tensors by their names, slices and types."""
+    names, slices, dtypes = zip(*wanted, strict=True)
+    with tf.device("CPU:0"):
+        return tf.raw_ops.RestoreV2(
+            prefix=str(prefix), tensor_names=list(names), shape_and_slices=list(slices), dtypes=list(dtypes)
+        )
 
 
 def _await_writes(devices: Iterable[str]) -> None:

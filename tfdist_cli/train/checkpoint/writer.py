@@ -17,6 +17,8 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
 from tfdist_cli.train.checkpoint.tensors import Snapshot, largest_task_bytes, read_live
+from tfdist_cli.train.layers.changed_rows import ChangedRows
+from tfdist_cli.train.layers.dynamic_tables import forget_changes, row_indices
 from tfdist_cli.train.model.train_step import ModelStep
 
 SNAPSHOT_BYTES = 2**30
@@ -51,12 +53,21 @@ class CheckpointWriter:
         folder: the folder of the checkpoints.
         step: the model, built.
         asynchronous: whether training continues meanwhile; `auto`: if a snapshot takes no more than `SNAPSHOT_BYTES`.
+        full_every: each so many-th checkpoint is full. The others hold what has changed in dynamic tables since the
+            checkpoint before.
     """
 
-    def __init__(self, folder: CheckpointFolder, step: ModelStep, asynchronous: Asynchronous = "auto") -> None:
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        step: ModelStep,
+        asynchronous: Asynchronous = "auto",
+        full_every: int = 1,
+    ) -> None:
         self._folder = folder
         self._step = step
         self._asynchronous = asynchronous
+        self._full_every = full_every
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.unsaved: Exception | None = None
@@ -77,15 +88,16 @@ class CheckpointWriter:
         """
         begun = time.monotonic()
         self.finish()
-        if wait or not self._is_asynchronous():
-            self._write(partial(self._folder.save, read=read_live), content, begun)
+        rows = self._changed_rows(content)
+        if wait or not self._is_asynchronous(rows):
+            self._write(partial(self._folder.save, read=read_live, rows=rows), content, begun)
             if wait:
                 self._folder.flush()
             return
-        snapshot = Snapshot(self._step)
+        snapshot = Snapshot(self._step, rows)
         content = CheckpointContent(content.state, [array.copy() for array in content.arrays], content.changed)
         paused = time.monotonic() - begun
-        write = partial(self._folder.save, read=snapshot.read)
+        write = partial(self._folder.save, read=snapshot.read, rows=rows)
         self._thread = threading.Thread(
             target=self._write_in_background, args=(write, content, begun, paused), name="checkpoint", daemon=True
         )
@@ -111,9 +123,19 @@ class CheckpointWriter:
             self._thread.join(CLOSE_SECONDS)
         self._folder.close(max(0.0, begun + CLOSE_SECONDS - time.monotonic()))
 
-    def _is_asynchronous(self) -> bool:
+    def _changed_rows(self, content: CheckpointContent) -> list[ChangedRows] | None:
+        """Returns what has changed in dynamic tables, for a delta; None for a full checkpoint, or one of no rows."""
+        indices = [index for index in row_indices(self._step.model) if index.tracks_changes]
+        if not indices or self._folder.only_state_changes(content.state, content.arrays, changed=content.changed):
+            return None
+        if self._folder.next_is_delta(self._full_every):
+            return [ChangedRows(index) for index in indices]
+        forget_changes(self._step.model)  # the full checkpoint has them
+        return None
+
+    def _is_asynchronous(self, rows: Sequence[ChangedRows] | None) -> bool:
         if self._asynchronous == "auto":
-            return largest_task_bytes(self._step) <= SNAPSHOT_BYTES
+            return largest_task_bytes(self._step, rows) <= SNAPSHOT_BYTES
         return self._asynchronous
 
     def _write_in_background(

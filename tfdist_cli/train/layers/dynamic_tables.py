@@ -30,6 +30,21 @@ def index_variables(model: keras.Model) -> list[keras.Variable]:
     return [variable for index in row_indices(model) for variable in index.variables]
 
 
+def track_changes(model: keras.Model) -> bool:
+    """Has the tables record which rows change. To be called before steps are traced. Returns whether there are any."""
+    indices = row_indices(model)
+    for index in indices:
+        index.track_changes()
+    return bool(indices)
+
+
+def forget_changes(model: keras.Model) -> None:
+    """Takes the current values of all rows for unchanged."""
+    for index in row_indices(model):
+        if index.tracks_changes:
+            index.take_changes()
+
+
 def attach_slots(model: keras.Model) -> None:
     """Tells each index the slots of its table, which start anew when a row is given to another id."""
     for index in row_indices(model):

@@ -39,6 +39,8 @@ from tfdist_cli.train.layers.row_keys import (
 )
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
+from tfdist_cli.train.tf_compat.variables import after_assignments
+from tfdist_cli.train.variables.changed_rows import keep_marks, mark_all, marked, take_marks
 from tfdist_cli.train.variables.sharding import parts
 
 GRACE_SECONDS = 2.0
@@ -141,17 +143,67 @@ class RowIndex:
                 for name, dtype in (("keys", "int64"), ("used", "int64"), ("count", "int32"))
             )
             self._shards = self._new_shards()
+        self._changed: keras.Variable | None = None
+        self._marking: set[int] = set()
+        """The `id`s of the variables whose assignments mark all rows."""
         self.attach([])
 
     def attach(self, slots: list[tuple[keras.Variable, float]]) -> None:
         """Sets the optimizer's slots of the table, each with its initial value: they start anew with a row's id."""
         self._slots = slots
+        if self._changed is not None:
+            for variable in self.row_variables:
+                if id(variable) not in self._marking:
+                    self._marking.add(id(variable))
+                    after_assignments(variable, self._mark_all)
+                for shard, marks in zip(parts(variable), parts(self._changed), strict=True):
+                    keep_marks(shard, marks)
         self._functions = {create: self._function(create=create) for create in (False, True)}
 
     @property
     def variables(self) -> list[keras.Variable]:
         """Its variables, which checkpoints hold."""
         return [self.keys, self.used, self.count]
+
+    @property
+    def row_variables(self) -> list[keras.Variable]:
+        """The variables that have a part for each row: the table, its slots, and those of the index."""
+        return [self.table, *(slot for slot, _ in self._slots), *self.variables]
+
+    def row_shape(self, variable: keras.Variable) -> tuple[int, ...]:
+        """Returns the shape of a row in one of the `row_variables`; () in those of the index."""
+        return () if any(variable is own for own in self.variables) else tuple(variable.shape[1:])
+
+    @property
+    def first_rows(self) -> list[int]:
+        """The number of the first row of each shard."""
+        return [shard.first_group * GROUP for shard in self._shards]
+
+    def track_changes(self) -> None:
+        """Records from now on which rows change, for `take_changes`. To be called before steps are traced."""
+        if self._changed is None:
+            with tf.init_scope():
+                self._changed = _beside(self.table, self.keys.shape, "bool", f"{self.table.name}_changed")
+        self.attach(self._slots)
+
+    @property
+    def tracks_changes(self) -> bool:
+        """Whether it records which rows change."""
+        return self._changed is not None
+
+    def take_changes(self) -> list[tf.Tensor]:
+        """Returns which rows have changed since the last call, and forgets them.
+
+        A row that is written during the call has its new value when it is read afterwards, or the next call returns it.
+
+        Returns:
+            For each shard the numbers of the rows in it, int32, ascending, on its device.
+        """
+        return [take_marks(marks) for marks in parts(self._changed)]
+
+    def _mark_all(self) -> None:
+        for marks in parts(self._changed):
+            mark_all(marks)
 
     @property
     def groups(self) -> int:
@@ -302,6 +354,7 @@ class RowIndex:
         has = tf.where(slot >= 0)[:, 0]
         at = places(tf.gather(slot, has))
         count = tf.raw_ops.ResourceScatterNdAdd(ref=shard.count.handle, indices=at, updates=tf.gather(uses, has))
+        count = marked(shard.count, tf.gather(slot, has), count)
         with tf.control_dependencies([count] if count is not None else []):
             return self._admitted(shard, tf.identity(slot)), created
 
@@ -313,7 +366,10 @@ class RowIndex:
 
     def _stamped(self, shard: _Shard, slot: tf.Tensor) -> Any:
         now = tf.fill(tf.shape(slot), _now())
-        return written(shard.used, slot, now) or tf.no_op()
+        done = written(shard.used, slot, now)
+        if not self.policy.counts_uses:  # otherwise the rows are marked when they are counted
+            done = marked(shard.used, slot, done)
+        return done or tf.no_op()
 
     def _found_or_created(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
         """The row of each key; keys without one get one, if possible."""
@@ -384,7 +440,7 @@ class RowIndex:
         with tf.control_dependencies([taken]):
             still = (before == 0) | (read(shard.used, slot) < now - round(GRACE_SECONDS * 1e6))
             back = tf.boolean_mask(slot, ~still), tf.boolean_mask(before, ~still)
-            restored = written(shard.keys, *back) or tf.no_op()
+            restored = marked(shard.keys, back[0], written(shard.keys, *back)) or tf.no_op()
         with tf.control_dependencies([restored]):
             return tf.boolean_mask(slot, still), tf.boolean_mask(won, still)
 
@@ -432,7 +488,8 @@ class RowIndex:
             updates = tf.fill(tf.shape(slot), tf.cast(value, variable.dtype))
             values.append(tf.raw_ops.ResourceScatterNdUpdate(ref=variable.handle, indices=at, updates=updates))
         with tf.control_dependencies(values):
-            return [tf.raw_ops.ResourceScatterNdUpdate(ref=shard.keys.handle, indices=at, updates=keys)]
+            done = tf.raw_ops.ResourceScatterNdUpdate(ref=shard.keys.handle, indices=at, updates=keys)
+        return [marked(shard.keys, slot, done)]
 
 
 def _now() -> tf.Tensor:

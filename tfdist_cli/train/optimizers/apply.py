@@ -29,6 +29,7 @@ from tfdist_cli.train.optimizers.registry import (
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import Read
+from tfdist_cli.train.variables.changed_rows import mark_all, marked, marks_of
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 _MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -163,6 +164,29 @@ def changed_by_rows(
         own = [parameters[index] for index in indices]
         found += [each for each in own if not (_why_by_keras(inner, [each]) or decays(inner, each))]
     return found
+
+
+def mark_changes(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], parameters: Sequence[keras.Variable]
+) -> None:
+    """Marks the rows that an update has changed in tables that record it.
+
+    Args:
+        optimizer: the optimizer that has applied the gradients.
+        gradients: one per parameter: a tensor, a `tf.IndexedSlices`, or None.
+        parameters: the variables, not sharded.
+    """
+    tables = [
+        (variable, gradient, marks)
+        for variable, gradient in zip(parameters, gradients, strict=True)
+        if gradient is not None and (marks := marks_of(parts(variable)[0])) is not None
+    ]
+    by_rows = {id(variable) for variable in changed_by_rows(optimizer, parameters)} if tables else set()
+    for variable, gradient, marks in tables:
+        if isinstance(gradient, tf.IndexedSlices) and id(variable) in by_rows:
+            marked(parts(variable)[0], gradient.indices, None)
+        else:
+            mark_all(marks)
 
 
 def why_not_fused(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> str | None:

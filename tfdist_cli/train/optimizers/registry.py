@@ -39,6 +39,7 @@ from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.control_flow import last_of, unordered
 from tfdist_cli.train.tf_compat.keras_optimizer import SlotNames
 from tfdist_cli.train.tf_compat.patching import replaced
+from tfdist_cli.train.variables.changed_rows import marked
 from tfdist_cli.train.variables.sharding import parts, split_rows
 
 
@@ -187,7 +188,9 @@ class FusedUpdate:
         rows = gradient.indices
         before = [kernels.decay_weights(self.optimizer, variable, learning_rate, rows)] if decays else []
         with tf.control_dependencies(before):
-            return self._run(variable, slots, gradient.values, learning_rate, iterations, rows)
+            done = self._run(variable, slots, gradient.values, learning_rate, iterations, rows)
+        with tf.device(variable.device):
+            return marked(variable, rows, done)
 
     def sparse_each(
         self,

@@ -127,6 +127,25 @@ def keep_row_index(table: keras.Variable, index: Any) -> None:
     vars(table)["row_index"] = index
 
 
+def after_assignments(variable: keras.Variable, then: Callable[[], None]) -> None:
+    """Calls a function after each assignment to a Keras variable, such as those of `set_weights`.
+
+    Seen in Keras 3.15.1: `Variable._direct_assign`, which `assign` calls outside of stateless scopes. Reason: a
+    callback may assign any weights, and checkpoints of changed rows have to know. Replace with: a public hook.
+
+    Args:
+        variable: the variable.
+        then: the function.
+    """
+    by_keras = variable._direct_assign
+
+    def assign(value: Any) -> None:
+        by_keras(value)
+        then()
+
+    vars(variable)["_direct_assign"] = assign
+
+
 def _rows(table: keras.Variable, ids: Any, gather: Gather) -> Any:
     """Returns the rows for ids of any shape."""
     if isinstance(ids, tf.RaggedTensor):

@@ -253,12 +253,14 @@ class CheckpointConfig:
         every_steps: save a checkpoint every so many global steps.
         every_seconds: save a checkpoint every so many seconds.
         asynchronous: whether training continues while a checkpoint is written; see `CheckpointWriter`.
+        full_every: each so many-th checkpoint is full; see `CheckpointWriter`.
     """
 
     folder: CheckpointFolder
     every_steps: int | None = None
     every_seconds: float | None = None
     asynchronous: Asynchronous = "auto"
+    full_every: int = 1
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,8 @@ class Checkpoints:
         keep: how many of the newest checkpoints to keep.
         asynchronous: whether training continues while a checkpoint is written. `auto`: if no task needs more than 1 GiB
             of memory for a second copy of its variables.
+        full_every: each so many-th checkpoint is full. The others write only the rows of `DynamicEmbedding` tables that
+            have changed since the checkpoint before, and all other variables. 1: all are full.
     """
 
     dir: str | Path
@@ -279,9 +283,10 @@ class Checkpoints:
     every_seconds: float | None = None
     keep: int = 3
     asynchronous: Asynchronous = "auto"
+    full_every: int = 1
 
     def __post_init__(self) -> None:
-        check_counts(1, every_steps=self.every_steps, keep=self.keep)
+        check_counts(1, every_steps=self.every_steps, keep=self.keep, full_every=self.full_every)
         checked_location(self.dir)
 
     def config(self, run_dir: Path | None = None, *, reads: bool = False) -> CheckpointConfig:
@@ -297,7 +302,7 @@ class Checkpoints:
         at = checked_location(self.dir)
         scratch = scratch_folder(at, run_dir) if isinstance(at, Url) and not reads else None
         folder = open_checkpoints(at, self.keep, scratch)
-        return CheckpointConfig(folder, self.every_steps, self.every_seconds, self.asynchronous)
+        return CheckpointConfig(folder, self.every_steps, self.every_seconds, self.asynchronous, self.full_every)
 
 
 @dataclass(frozen=True)

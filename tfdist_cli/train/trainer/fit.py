@@ -21,7 +21,7 @@ from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
-from tfdist_cli.train.layers.dynamic_tables import index_variables
+from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.keras_model import profiles_batches
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
@@ -39,6 +39,7 @@ from tfdist_cli.train.trainer.checks import (
 )
 from tfdist_cli.train.trainer.config import (
     DEFAULT_EMBEDDINGS,
+    CheckpointConfig,
     Checkpoints,
     Schedule,
     TrainingArguments,
@@ -203,6 +204,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
                 place_layers(context.stages, model)  # the layers of a model with a train_step of its own
             if placement := context.placement or context.stages:
                 placement.report(model, [*step.optimizer_variables, *index_variables(model)])
+            _track_changes(model, config.checkpoints)
             engine = select_engine(context, step, spec, config.rules)
             if engine.is_chief:
                 warn_of_unused_optimizers(model)
@@ -227,6 +229,12 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         reporter.finish()
         loop.check_saved()
     return history
+
+
+def _track_changes(model: keras.Model, checkpoints: CheckpointConfig | None) -> None:
+    """Has dynamic tables record which rows change, if there are delta checkpoints."""
+    if checkpoints and checkpoints.full_every > 1 and not track_changes(model):
+        log.warning("full_every has no effect, all checkpoints are full: the model has no DynamicEmbedding")
 
 
 def _log_profiled_task(context: ClusterContext, config: TrainingConfig) -> None:

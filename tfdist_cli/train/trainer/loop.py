@@ -83,7 +83,9 @@ class TrainingLoop:
         self._pause = _Pause(self._policy)
         self._writer: CheckpointWriter | None = None
         if config.checkpoints and engine.is_chief:
-            self._writer = CheckpointWriter(config.checkpoints.folder, step, config.checkpoints.asynchronous)
+            self._writer = CheckpointWriter(
+                config.checkpoints.folder, step, config.checkpoints.asynchronous, config.checkpoints.full_every
+            )
         self._totals = MetricTotals(step)
         self._needs = CallbackNeeds.of_chief(engine, config.callbacks)
         # The end of a training may change the variables after the last step.

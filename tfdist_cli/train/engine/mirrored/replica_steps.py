@@ -20,7 +20,7 @@ from tfdist_cli.train.model.jit import compiles
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
-from tfdist_cli.train.optimizers.apply import leaf_optimizers, learning_rate_at, substituted
+from tfdist_cli.train.optimizers.apply import leaf_optimizers, learning_rate_at, mark_changes, substituted
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
 from tfdist_cli.train.tf_compat.control_flow import after
@@ -168,6 +168,7 @@ class ReplicaSteps:
                 if not accumulates and self._rules.optimized:
                     within.enter_context(fused(inner, self._tables.variables, summed=self.collectives.replicas > 1))
             optimizer.apply(gradients, variables)
+        mark_changes(optimizer, gradients, variables)
 
 
 class _Updates:
