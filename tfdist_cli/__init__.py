@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfdist_cli.protocol.environment import run_dir
     from tfdist_cli.runs.handle import Run, launch
     from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardRule, Updates
+    from tfdist_cli.tables.reader import TableReader
     from tfdist_cli.train import layers
     from tfdist_cli.train.checkpoint.export import export
     from tfdist_cli.train.cluster.join import is_chief, scope
@@ -40,6 +41,7 @@ _MODULES = {
     "Run": "tfdist_cli.runs.handle",
     "Shard": "tfdist_cli.train.data.pipeline",
     "ShardRule": "tfdist_cli.spec.sections.updates",
+    "TableReader": "tfdist_cli.tables.reader",
     "Updates": "tfdist_cli.spec.sections.updates",
     "Validation": "tfdist_cli.train.trainer.config",
     "evaluate": "tfdist_cli.train.trainer.evaluate",
@@ -63,6 +65,7 @@ __all__ = [
     "Run",
     "Shard",
     "ShardRule",
+    "TableReader",
     "Updates",
     "Validation",
     "evaluate",

@@ -22,6 +22,8 @@ The kinds, with their keys beside `kind`:
   `workers` {"worker:0": steps per second} of the first 50 workers.
 * `rates`: `workers` of the next 50 workers, just after `progress`.
 * `checkpoint`: `step`, `path`, `took`: seconds until it was on the disk, `paused`: seconds of these without training.
+* `tables_pushed`: `step`, `sequence`, `base`, `rows`, `bytes`: the rows of dynamic tables are in their folder.
+* `tables_not_pushed`: `step`, `reason`: the training continues, and the next push has these rows, too.
 * `checkpoint_failed`: `step`, `reason`: the training continues without it.
 * `metrics_failed`: `reason`: metrics could not be written; the training continues.
 * `checkpoint_damaged`: `step`, `reason`: it is skipped.

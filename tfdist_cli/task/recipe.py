@@ -213,6 +213,7 @@ def checkpoints_of_run(recipe: Recipe, run_dir: Path) -> Checkpoints | None:
         spec.keep,
         spec.asynchronous,
         spec.full_every,
+        spec.push_tables,
     )
 
 

@@ -17,6 +17,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.sections.updates import ShardRule, Updates
 from tfdist_cli.storage.remote import RemoteFolder
+from tfdist_cli.tables.hashing import GROUP
 from tfdist_cli.train.checkpoint import store, tensors
 from tfdist_cli.train.checkpoint.bucket import BucketCheckpoints
 from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState, steps_to_remove
@@ -26,7 +27,6 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.layers import DynamicEmbedding, row_index
 from tfdist_cli.train.layers.changed_rows import ChangedRows
 from tfdist_cli.train.layers.dynamic_tables import row_indices, track_changes
-from tfdist_cli.train.layers.row_keys import GROUP
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.registry import fused_update_of
 

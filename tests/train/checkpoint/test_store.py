@@ -144,7 +144,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.rotates(3)
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_skipped_and_named(damage, trained, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_andnamed_variables(damage, trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     DAMAGE[damage](tmp_path / "step-00000010")
     found, reasons = CheckpointFolder(tmp_path).newest()
@@ -510,7 +510,8 @@ def test_a_batch_is_no_larger_than_a_file(servers, tmp_path, monkeypatch):
     step = sharded_over(servers, 3)
     largest = max(piece.bytes for variable in step.model.variables for piece in sharding.pieces(variable))
     batches = [
-        sum(entry.piece.bytes for entry in batch) for batch in tensors._batches(tensors._entries(tensors._named(step)))
+        sum(entry.piece.bytes for entry in batch)
+        for batch in tensors._batches(tensors._entries(tensors.named_variables(step)))
     ]
     assert max(batches) <= max(100, largest) < sum(batches)
 

@@ -11,9 +11,9 @@ from tests.support.compare import batches
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.spec.sections.updates import ShardRule, Updates
+from tfdist_cli.tables.hashing import GROUP
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.layers import DynamicEmbedding, row_index
-from tfdist_cli.train.layers.row_keys import GROUP
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist_cli.tables.hashing import GROUP, WAYS, unhashed
 from tfdist_cli.train.layers import row_index
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import RowIndex, RowPolicy
-from tfdist_cli.train.layers.row_keys import GROUP, WAYS, buckets_of, hashed, read, unhashed, written
+from tfdist_cli.train.layers.row_keys import buckets_of, hashed, read, written
 
 pytestmark = pytest.mark.slow
 

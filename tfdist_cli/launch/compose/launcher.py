@@ -112,8 +112,9 @@ class ComposeRun:
             TfdistError: the engine cannot create the network.
         """
         recipe = self._plan.recipe
-        if recipe and recipe.checkpoint and isinstance(recipe.checkpoint.dir, Path):
-            recipe.checkpoint.dir.mkdir(parents=True, exist_ok=True)
+        if recipe and recipe.checkpoint:
+            for path in recipe.checkpoint.paths.values():
+                path.mkdir(parents=True, exist_ok=True)
         create = (self._engine, "network", "create", "--internal", self._project)
         created = await asyncio.to_thread(_call, *create)
         if created.returncode:

@@ -109,9 +109,8 @@ def _mounts(plan: Plan, compose: Compose) -> Iterator[Mount]:
     own = {str(plan.run_dir): False}
     if recipe and recipe.module_dir:
         own.setdefault(str(recipe.module_dir), True)
-    saved = recipe and recipe.checkpoint and recipe.checkpoint.dir
-    if isinstance(saved, Path) and not saved.is_relative_to(plan.run_dir):
-        own[str(saved)] = False
+    saved = recipe.checkpoint.paths.values() if recipe and recipe.checkpoint else ()
+    own |= {str(path): False for path in saved if not path.is_relative_to(plan.run_dir)}
     for path, read_only in own.items():
         if ":" in path or not path.isprintable():
             raise UsageError(

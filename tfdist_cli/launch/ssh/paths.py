@@ -165,9 +165,8 @@ def files_at(plan: Plan, paths: PathMap) -> dict[str, str]:
         recipe = plan.recipe
         if recipe.module_dir is not None:
             recipe = recipe.model_copy(update={"module_dir": Path(paths.there(str(recipe.module_dir)))})
-        if recipe.checkpoint and isinstance(recipe.checkpoint.dir, Path):
-            there = Path(paths.there(str(recipe.checkpoint.dir)))
-            checkpoint = recipe.checkpoint.model_copy(update={"dir": there})
-            recipe = recipe.model_copy(update={"checkpoint": checkpoint})
+        if recipe.checkpoint:
+            there = {key: Path(paths.there(str(path))) for key, path in recipe.checkpoint.paths.items()}
+            recipe = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update=there)})
         files[RECIPE_FILE] = dump(recipe)
     return files

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
@@ -118,6 +119,9 @@ class Checkpoint(SpecModel):
     full_every: Count = 1
     """Each so many-th checkpoint is full. The others write only what has changed in the tables of `DynamicEmbedding`
     layers since the checkpoint before, and all other variables. 1: all are full."""
+    push_tables: LocationField | None = None
+    """The folder, relative to this file or in a storage service, to which the rows of `DynamicEmbedding` tables are
+    pushed after each checkpoint, for servers that follow the training. By default they are not pushed."""
     dir: LocationField | None = None
     """The folder for checkpoints, relative to this file, or in a storage service: `s3://bucket/run`, `gs://` or
     `hdfs://`. The training resumes from the newest checkpoint in it. By default a folder in the run directory."""
@@ -128,6 +132,12 @@ class Checkpoint(SpecModel):
             message = "needs every_steps or every_seconds, the interval between two checkpoints"
             raise Inconsistent([KeyProblem((), message, code="no-checkpoint-interval")])
         return self
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The folders on disks, by their keys."""
+        found = {"dir": self.dir, "push_tables": self.push_tables}
+        return {key: value for key, value in found.items() if isinstance(value, Path)}
 
 
 _DIRECTIONS = {
@@ -216,7 +226,12 @@ class Export(SpecModel):
 
 def services_of(recipe: Recipe) -> tuple[Url, ...]:
     """Returns the addresses in storage services that a recipe uses; its `params` may have those of data."""
-    named = (recipe.checkpoint.dir if recipe.checkpoint else None, recipe.export.upload if recipe.export else None)
+    saved = recipe.checkpoint
+    named = (
+        saved.dir if saved else None,
+        saved.push_tables if saved else None,
+        recipe.export.upload if recipe.export else None,
+    )
     return tuple(each for each in (*named, *_addresses(recipe.params)) if isinstance(each, Url))
 
 

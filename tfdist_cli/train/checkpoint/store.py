@@ -55,6 +55,7 @@ UNEVALUATED_KEPT = 16
 PREFIX = "step-"
 WRITING = ".writing-"
 REPLACED = ".replaced-"
+PUSHING = ".pushing-"
 _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _FORMAT = 1
@@ -186,7 +187,7 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._is_created = True
             self._restore_replaced()
-            for pattern in (f"{WRITING}*", f"{_REMOVING}*", f"{PREFIX}*/.{STATE_FILE}.*"):
+            for pattern in (f"{WRITING}*", f"{_REMOVING}*", f"{PUSHING}*", f"{PREFIX}*/.{STATE_FILE}.*"):
                 for rest in self.path.glob(pattern):
                     remove(rest)
             probe = self.path / f"{WRITING}probe"

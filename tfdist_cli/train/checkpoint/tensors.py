@@ -144,7 +144,7 @@ class _Entry:
     piece: Any
 
 
-def _named(step: ModelStep, *, optimizer: bool = True) -> Iterator[tuple[str, keras.Variable]]:
+def named_variables(step: ModelStep, *, optimizer: bool = True) -> Iterator[tuple[str, keras.Variable]]:
     """Yields all saved variables with their names in the files."""
     groups = {"parameters": step.parameters, "state": step.saved_state}
     if optimizer:
@@ -163,18 +163,18 @@ def _entries(variables: Iterable[tuple[str, keras.Variable]]) -> Iterator[_Entry
 
 def _changed_entries(step: ModelStep, changed: Sequence[ChangedRows]) -> Iterator[_Entry]:
     """Yields the entries of a delta: variables, the changed rows of tables, and the numbers of these rows."""
-    for name, variable in _named(step):
+    for name, variable in named_variables(step):
         if _pieces_of(changed, variable) is None:
             yield from _entries([(name, variable)])
     for number, each in enumerate(changed):
-        yield _Entry(_numbers_name(number), "", _Given(tf.constant(each.numbers())))
-        for name, variable in _named(step):
+        yield _Entry(numbers_name(number), "", _Given(tf.constant(each.numbers())))
+        for name, variable in named_variables(step):
             for piece in each.pieces(variable) or ():
                 shape = each.count, *piece.row_shape
-                yield _Entry(name, _slice(shape, piece.first, piece.count), piece)
+                yield _Entry(name, slice_text(shape, piece.first, piece.count), piece)
 
 
-def _numbers_name(number: int) -> str:
+def numbers_name(number: int) -> str:
     """The name of the numbers of the changed rows of a table."""
     return f"rows/{number}"
 
@@ -195,10 +195,11 @@ def _batches(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
 def _rows(variable: keras.Variable, piece: Block | Whole) -> str:
     if isinstance(piece, Whole):
         return ""
-    return _slice(variable.shape, piece.first, piece.count)
+    return slice_text(variable.shape, piece.first, piece.count)
 
 
-def _slice(shape: Iterable[int], first: int, count: int) -> str:
+def slice_text(shape: Iterable[int], first: int, count: int) -> str:
+    """Returns some rows of a variable in TensorFlow's notation, as in `_Entry`."""
     sizes = [str(size) for size in shape]
     return f"{' '.join(sizes)} {first},{count}{':-' * (len(sizes) - 1)}"
 
@@ -223,7 +224,7 @@ def write_variables(
     """
     written: list[str] = []
     try:
-        for batch in _batches(_entries(_named(step)) if changed is None else _changed_entries(step, changed)):
+        for batch in _batches(_entries(named_variables(step)) if changed is None else _changed_entries(step, changed)):
             written.append(f"{prefix}.{len(written)}")
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(
@@ -251,7 +252,7 @@ def read_variables(step: ModelStep, folder: Path, *, optimizer: bool, deltas: in
         optimizer: whether to read the optimizer's variables, too.
         deltas: how many deltas there are.
     """
-    named = list(_named(step, optimizer=optimizer))
+    named = list(named_variables(step, optimizer=optimizer))
     indices = row_indices(step.model) if deltas else []
     of_tables = {id(variable) for index in indices for variable in index.row_variables}
     _read(folder / VARIABLES, [each for each in named if not deltas or id(each[1]) in of_tables])
@@ -271,7 +272,7 @@ def delta_prefix(folder: Path, number: int) -> Path:
 def _read(prefix: Path, variables: Iterable[tuple[str, keras.Variable]]) -> None:
     for batch in _batches(_entries(variables)):
         if batch:
-            values = _restored(prefix, [(entry.name, entry.rows, entry.piece.dtype) for entry in batch])
+            values = restored(prefix, [(entry.name, entry.rows, entry.piece.dtype) for entry in batch])
             for entry, value in zip(batch, values, strict=True):
                 entry.piece.write(value)
             _await_writes({entry.piece.device for entry in batch})
@@ -279,7 +280,7 @@ def _read(prefix: Path, variables: Iterable[tuple[str, keras.Variable]]) -> None
 
 def _read_rows(prefix: Path, number: int, index: RowIndex, variables: Iterable[tuple[str, keras.Variable]]) -> None:
     """Reads the changed rows of a table."""
-    (found,) = _restored(prefix, [(_numbers_name(number), "", tf.int32)])
+    (found,) = restored(prefix, [(numbers_name(number), "", tf.int32)])
     numbers = found.numpy()
     for name, variable in variables:
         shape = index.row_shape(variable)
@@ -287,12 +288,12 @@ def _read_rows(prefix: Path, number: int, index: RowIndex, variables: Iterable[t
         step = max(1, FILE_BYTES // (dtype.size * int(np.prod(shape, dtype=np.int64))))
         for first in range(0, len(numbers), step):
             own = numbers[first : first + step]
-            (values,) = _restored(prefix, [(name, _slice((len(numbers), *shape), first, len(own)), dtype)])
+            (values,) = restored(prefix, [(name, slice_text((len(numbers), *shape), first, len(own)), dtype)])
             write_rows(index, variable, own, values)
         _await_writes({part.device for part in parts(variable)})
 
 
-def _restored(prefix: Path, wanted: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
+def restored(prefix: Path, wanted: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
     """Reads tensors by their names, slices and types."""
     names, slices, dtypes = zip(*wanted, strict=True)
     with tf.device("CPU:0"):

@@ -15,7 +15,8 @@ import numpy as np
 
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.path_scheme import Url
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.checkpoint.store import STATE_FILE, CheckpointFolder, StoredCheckpoint, TrainingState, parse_state
+from tfdist_cli.train.checkpoint.tables.push import TablePush
 from tfdist_cli.train.checkpoint.tensors import Snapshot, largest_task_bytes, read_live
 from tfdist_cli.train.layers.changed_rows import ChangedRows
 from tfdist_cli.train.layers.dynamic_tables import forget_changes, row_indices
@@ -55,6 +56,7 @@ class CheckpointWriter:
         asynchronous: whether training continues meanwhile; `auto`: if a snapshot takes no more than `SNAPSHOT_BYTES`.
         full_every: each so many-th checkpoint is full. The others hold what has changed in dynamic tables since the
             checkpoint before.
+        push: pushes the rows of dynamic tables after each checkpoint; None for no pushes.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class CheckpointWriter:
         step: ModelStep,
         asynchronous: Asynchronous = "auto",
         full_every: int = 1,
+        push: TablePush | None = None,
     ) -> None:
         self._folder = folder
         self._step = step
         self._asynchronous = asynchronous
         self._full_every = full_every
+        self._push = push
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.unsaved: Exception | None = None
@@ -93,6 +97,8 @@ class CheckpointWriter:
             self._write(partial(self._folder.save, read=read_live, rows=rows), content, begun)
             if wait:
                 self._folder.flush()
+                if self._push:
+                    self._push.wait()
             return
         snapshot = Snapshot(self._step, rows)
         content = CheckpointContent(content.state, [array.copy() for array in content.arrays], content.changed)
@@ -122,6 +128,13 @@ class CheckpointWriter:
         if self._thread:
             self._thread.join(CLOSE_SECONDS)
         self._folder.close(max(0.0, begun + CLOSE_SECONDS - time.monotonic()))
+        if self._push:
+            self._push.wait(max(0.0, begun + CLOSE_SECONDS - time.monotonic()))
+
+    @property
+    def not_pushed(self) -> Exception | None:
+        """The error that kept the rows of the last checkpoint from being pushed; None if they were, or need not be."""
+        return self._push.failed if self._push else None
 
     def _changed_rows(self, content: CheckpointContent) -> list[ChangedRows] | None:
         """Returns what has changed in dynamic tables, for a delta; None for a full checkpoint, or one of no rows."""
@@ -139,7 +152,7 @@ class CheckpointWriter:
         return self._asynchronous
 
     def _write_in_background(
-        self, write: Callable[..., object], content: CheckpointContent, begun: float, paused: float
+        self, write: Callable[..., Path], content: CheckpointContent, begun: float, paused: float
     ) -> None:
         try:
             self._write(write, content, begun, paused)
@@ -147,11 +160,14 @@ class CheckpointWriter:
             self._error = error
 
     def _write(
-        self, write: Callable[..., object], content: CheckpointContent, begun: float, paused: float | None = None
+        self, write: Callable[..., Path], content: CheckpointContent, begun: float, paused: float | None = None
     ) -> None:
         state = content.state
         try:
-            write(self._step, state, arrays=content.arrays, changed=content.changed)
+            folder = write(self._step, state, arrays=content.arrays, changed=content.changed)
+            if self._push:
+                written = parse_state((folder / STATE_FILE).read_bytes(), str(folder / STATE_FILE))
+                self._push.add(StoredCheckpoint(folder, written))
         except OSError as error:
             self._report(state.step, begun, 0.0, error)
             return

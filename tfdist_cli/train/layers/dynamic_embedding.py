@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
+from tfdist_cli.tables.hashing import GROUP
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import Eviction, RowIndex, RowPolicy
-from tfdist_cli.train.layers.row_keys import GROUP
 from tfdist_cli.train.tf_compat.variables import keep_row_index, stored
 
 FILL = 0.8

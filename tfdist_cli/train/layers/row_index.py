@@ -20,11 +20,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.tables.hashing import BUCKETS, GROUP, WAYS, unhashed
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_keys import (
-    BUCKETS,
-    GROUP,
-    WAYS,
     buckets_of,
     gathered,
     hashed,
@@ -34,7 +32,6 @@ from tfdist_cli.train.layers.row_keys import (
     scattered,
     slot_at,
     slot_of,
-    unhashed,
     written,
 )
 from tfdist_cli.train.tf_compat.control_flow import unordered

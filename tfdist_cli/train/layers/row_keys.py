@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-WAYS = 16
-BUCKETS = 64
-GROUP = WAYS * BUCKETS
-"""Rows in a group."""
-_INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Constants of SplitMix64 (Steele et al., Fast Splittable Pseudorandom Number Generators, 2014)."""
+from tfdist_cli.tables.hashing import BUCKETS, FIRST, INCREMENT, SECOND, WAYS
 
 
 def hashed(ids: tf.Tensor) -> tf.Tensor:
     """Returns the hash of each id, int64. Different ids have different hashes."""
-    value = tf.bitcast(ids, tf.uint64) + _uint64(_INCREMENT)
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+    value = tf.bitcast(ids, tf.uint64) + _uint64(INCREMENT)
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
         value = tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, _uint64(shift)))
         value *= _uint64(factor)
     return tf.bitcast(value, tf.int64)
-
-
-def unhashed(keys: np.ndarray) -> np.ndarray:
-    """Returns the ids of hashes."""
-    value = keys.view(np.uint64)
-    for shift, factor in ((31, 1), (27, _SECOND), (30, _FIRST)):
-        value = value * np.uint64(pow(factor, -1, 2**64))
-        value = value ^ (value >> np.uint64(shift)) ^ (value >> np.uint64(2 * shift))
-    return (value - np.uint64(_INCREMENT)).view(np.int64)
 
 
 def buckets_of(keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 import keras
 
 from tfdist_cli.errors import TrainingError, UsageError
-from tfdist_cli.spec.path_scheme import Url, checked_location
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.spec.strategies import computes_gradients
@@ -254,6 +254,7 @@ class CheckpointConfig:
         every_seconds: save a checkpoint every so many seconds.
         asynchronous: whether training continues while a checkpoint is written; see `CheckpointWriter`.
         full_every: each so many-th checkpoint is full; see `CheckpointWriter`.
+        push_tables: where the rows of dynamic tables are pushed after each checkpoint; None for nowhere.
     """
 
     folder: CheckpointFolder
@@ -261,6 +262,7 @@ class CheckpointConfig:
     every_seconds: float | None = None
     asynchronous: Asynchronous = "auto"
     full_every: int = 1
+    push_tables: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,8 @@ class Checkpoints:
             of memory for a second copy of its variables.
         full_every: each so many-th checkpoint is full. The others write only the rows of `DynamicEmbedding` tables that
             have changed since the checkpoint before, and all other variables. 1: all are full.
+        push_tables: a folder, on this machine or in a storage service, to which the rows of `DynamicEmbedding` tables
+            are pushed after each checkpoint, for servers that follow the training with `tfdist.TableReader`.
     """
 
     dir: str | Path
@@ -284,10 +288,13 @@ class Checkpoints:
     keep: int = 3
     asynchronous: Asynchronous = "auto"
     full_every: int = 1
+    push_tables: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_counts(1, every_steps=self.every_steps, keep=self.keep, full_every=self.full_every)
         checked_location(self.dir)
+        if self.push_tables is not None:
+            checked_location(self.push_tables)
 
     def config(self, run_dir: Path | None = None, *, reads: bool = False) -> CheckpointConfig:
         """Returns the configuration of one training's checkpoints.
@@ -302,7 +309,8 @@ class Checkpoints:
         at = checked_location(self.dir)
         scratch = scratch_folder(at, run_dir) if isinstance(at, Url) and not reads else None
         folder = open_checkpoints(at, self.keep, scratch)
-        return CheckpointConfig(folder, self.every_steps, self.every_seconds, self.asynchronous, self.full_every)
+        push = None if self.push_tables is None else checked_location(self.push_tables)
+        return CheckpointConfig(folder, self.every_steps, self.every_seconds, self.asynchronous, self.full_every, push)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tfdist_cli.train.checkpoint.callback_state import CallbackStates, random_st
 from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
 from tfdist_cli.train.checkpoint.scores import stop_reason
 from tfdist_cli.train.checkpoint.store import TrainingState
+from tfdist_cli.train.checkpoint.tables.push import TablePush
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.data.python_data import ReadAhead, advance
 from tfdist_cli.train.engine.base import Engine, Execution
@@ -83,9 +84,9 @@ class TrainingLoop:
         self._pause = _Pause(self._policy)
         self._writer: CheckpointWriter | None = None
         if config.checkpoints and engine.is_chief:
-            self._writer = CheckpointWriter(
-                config.checkpoints.folder, step, config.checkpoints.asynchronous, config.checkpoints.full_every
-            )
+            saved = config.checkpoints
+            push = None if saved.push_tables is None else TablePush(saved.push_tables, step)
+            self._writer = CheckpointWriter(saved.folder, step, saved.asynchronous, saved.full_every, push)
         self._totals = MetricTotals(step)
         self._needs = CallbackNeeds.of_chief(engine, config.callbacks)
         # The end of a training may change the variables after the last step.
@@ -141,6 +142,12 @@ class TrainingLoop:
                 code="checkpoint-not-written",
                 hint=self._config.checkpoints.folder.unsaved_hint(),
             ) from self._writer.unsaved
+        if self._writer and self._config.checkpoints and self._writer.not_pushed:
+            raise ResultNotSaved(
+                f"the last rows were not pushed to {self._config.checkpoints.push_tables}: {self._writer.not_pushed}",
+                code="tables-not-pushed",
+                hint="make the folder writable, and launch again with more steps: the next push has these rows, too",
+            ) from self._writer.not_pushed
 
     def _run(self, start: StartPoint) -> keras.callbacks.History:
         self._start, self._done = start, start.step

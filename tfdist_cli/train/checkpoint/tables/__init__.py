@@ -1,0 +1,1 @@
+"""Rows of dynamic tables that are pushed to a folder after checkpoints."""
