@@ -127,10 +127,12 @@ class TablePush:
                 self.failed = None
             except Exception as error:  # noqa: BLE001 the training goes on, and the next push has these rows, too
                 self._fail(each.checkpoint.state.step, error)
-            with self._changed:
-                again = self._waiting
-                if again is None or again.checkpoint.path != each.checkpoint.path:
-                    remove(each.checkpoint.path)
+            self._remove_links(each)
+
+    def _remove_links(self, pushed: _Waiting) -> None:
+        with self._changed:
+            if self._waiting is None or self._waiting.checkpoint.path != pushed.checkpoint.path:
+                remove(pushed.checkpoint.path)
 
     def _fail(self, step: int, error: Exception) -> None:
         self.failed = error
