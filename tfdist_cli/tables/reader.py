@@ -72,7 +72,8 @@ class PushedTable:
         rows = np.take_along_axis(buckets, place[:, None] // WAYS, axis=1)[:, 0] * WAYS + place % WAYS
         return np.where(same.any(axis=1) & (keys != 0), rows, 0).reshape(ids.shape)
 
-    def _apply(self, own: Rows) -> None:
+    def apply(self, own: Rows) -> None:
+        """Replaces rows. The caller holds the lock, unless nobody else has the table yet."""
         self._keys.reshape(-1)[own.rows] = np.where(own.present, hashed(own.ids), 0)
         self._values[own.rows] = own.values
 
@@ -174,7 +175,7 @@ class TableReader:
         manifest = self._manifest(sequence)
         tables = [PushedTable(shape, self._lock) for shape in manifest.tables]
         for table, own in self._files(manifest):
-            tables[table]._apply(own)  # noqa: SLF001 nobody else has it yet
+            tables[table].apply(own)
         self._state = _State(manifest, {each.shape.name: each for each in tables})
 
     def _apply_next(self) -> None:
@@ -186,7 +187,7 @@ class TableReader:
         tables = [state.tables[shape.name] for shape in manifest.tables]
         with self._lock:
             for table, own in files:
-                tables[table]._apply(own)  # noqa: SLF001 under the lock of its lookups
+                tables[table].apply(own)
             self._state = _State(manifest, state.tables)
 
     def _manifest(self, sequence: int) -> Manifest:
