@@ -90,23 +90,23 @@ def test_errors_of_a_training_have_codes(facts):
 
 
 def test_a_dataset_is_sent_to_the_workers(facts):
-    ((examples, scored, generated, outside, whole),) = facts["datasets"]
+    ((examples, scored, outside, whole, predicted),) = facts["datasets"]
     assert examples == [350, 350]
     assert scored == [21, 21]
-    assert [code for code, _ in (generated, outside, whole)] == [
-        "python-code-in-data",
+    assert [code for code, _ in (outside, whole, predicted)] == [
         "dataset-outside-function",
         "shard-ignored",
+        "python-code-in-data",
     ]
-    assert "shard(shard.count, shard.index)" in generated[1]
     assert "3 workers" in whole[1]
+    assert "tfdist.predict(model, lambda shard" in predicted[1]
 
 
 def test_a_generator_on_the_chief_feeds_the_workers_in_several_trainings(facts):
-    ((trained, limited, trained_again, whole),) = facts["generators"]
-    assert trained == trained_again == [15 * 7] * 2
+    ((trained, limited, trained_again, whole, trained_by_chief, whole_by_chief, passes),) = facts["generators"]
+    assert trained == trained_again == trained_by_chief == [15 * 7] * 2
     assert limited == [9 * 7] * 2
-    assert whole == [350, 350]
+    assert whole == whole_by_chief == passes == [350, 350]
 
 
 def test_a_failed_training_does_not_affect_the_next_one(facts):

@@ -204,8 +204,12 @@ def datasets():
     model = build()
     examples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(350, seed=1).batch(BATCH).prefetch(1)
     history = tfdist.fit(model, examples, epochs=2, validation_data=EARLY)
-    errors = [error_of(data) for data in (generated(), lambda shard: examples.shard(shard.count, shard.index).repeat())]
+    errors = [error_of(lambda shard: examples.shard(shard.count, shard.index).repeat())]
     errors.append(error_of(lambda shard: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)))
+    try:
+        tfdist.predict(build(), generated(1))
+    except TfdistError as error:
+        errors.append(described(error))
     return [history.history["examples"], history.history["val_examples"], *errors]
 
 
@@ -219,9 +223,15 @@ def generators():
         return generated(passes=1).shard(shard.count, shard.index)
 
     found = []
-    for scored in (tfdist.Validation(share, steps=9), share_of_pass):
-        history = tfdist.fit(build(), share, steps_per_epoch=15, epochs=2, validation_data=scored).history
+    trained = {"steps_per_epoch": 15, "epochs": 2}
+    for given, scored in (
+        (share, tfdist.Validation(share, steps=9)),
+        (share, share_of_pass),
+        (generated(), generated(1)),
+    ):
+        history = tfdist.fit(build(), given, **trained, validation_data=scored).history
         found += [history["examples"], history["val_examples"]]
+    found.append(tfdist.fit(build(), generated(1), epochs=2).history["examples"])  # its length is found out
     return found
 
 

@@ -14,7 +14,7 @@ from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.data import python_data
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Consumed, Shard, cardinality, repeated
-from tfdist_cli.train.data.python_data import OwnShard, reads_ahead
+from tfdist_cli.train.data.python_data import OwnShard, PythonData, reads_ahead
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 
 OPEN = MirroredEngine.open
@@ -211,6 +211,26 @@ def test_reading_ahead_ends_with_a_generator():
     assert not reads_ahead(data(Rows(ROWS)))
     assert [function.ahead(done, 1, 4) for done in (0, 3, 5, 6)] == [4, 2, 0, 0]
     assert numbers(function(Shard(1, 2, 1))) == [1, 3]
+
+
+@pytest.mark.parametrize("passes", [1, None])
+def test_the_chief_reads_a_dataset_that_calls_python_for_all_workers(passes):
+    called = tf.data.Dataset.from_generator(
+        lambda: iter([[0], [1], [2]]), output_signature=tf.TensorSpec([1], tf.int64)
+    )
+    batches = called.map(lambda number: (number, number)).repeat(passes)
+    function = Inputs.of(batches, class_weight={0: 0.5, 1: 2.0, 2: 3.0}).dataset_function(
+        None, shuffle=False, by_chief=True
+    )
+    shares = [[int(x[0]) for x, _, _ in function(Shard(index, 2, index)).take(2)] for index in range(2)]
+    assert shares == ([[0, 2], [1, 0]] if passes is None else [[0, 2], [1]])
+    assert [float(weight[0]) for *_, weight in function(Shard()).take(3)] == [0.5, 2.0, 3.0]
+    assert reads_ahead(function) == (passes == 1), "the end of one pass has to be found"
+
+
+def test_workers_read_a_dataset_of_tensorflow_operations_themselves():
+    batches = tf.data.Dataset.range(3).batch(1)
+    assert not isinstance(Inputs.of(batches).dataset_function(None, shuffle=False, by_chief=True), PythonData)
 
 
 def test_an_evaluation_continues_a_generator():

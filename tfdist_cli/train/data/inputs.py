@@ -14,9 +14,16 @@ import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.train.data.arrays import as_arrays, is_array
-from tfdist_cli.train.data.pipeline import KERAS_BATCH, ArrayBatches, DatasetFunction, as_dataset_function
-from tfdist_cli.train.data.python_data import PythonData, is_python_data, source_of
-from tfdist_cli.train.tf_compat.data import packed_arrays, split_for_validation, with_class_weights
+from tfdist_cli.train.data.pipeline import (
+    KERAS_BATCH,
+    ArrayBatches,
+    DatasetFunction,
+    DatasetShards,
+    Shard,
+    as_dataset_function,
+)
+from tfdist_cli.train.data.python_data import PythonData, is_python_data, read_by_chief, source_of
+from tfdist_cli.train.tf_compat.data import calls_python, packed_arrays, split_for_validation, with_class_weights
 
 _PARTS = ("x", "y", "sample_weight")
 
@@ -106,7 +113,9 @@ class Inputs:
         """The number of examples of arrays; None for other data."""
         return int(tf.nest.flatten(self.arrays)[0].shape[0]) if self.arrays else None
 
-    def dataset_function(self, batch_size: int | None, *, batches: int | None = None, shuffle: bool) -> DatasetFunction:
+    def dataset_function(
+        self, batch_size: int | None, *, batches: int | None = None, shuffle: bool, by_chief: bool = False
+    ) -> DatasetFunction:
         """Returns the data as a function of a shard that returns its batches.
 
         Args:
@@ -114,6 +123,7 @@ class Inputs:
             batches: into how many batches arrays are divided if no `batch_size` is given, as Keras does where a number
                 of steps is given.
             shuffle: whether arrays are shuffled, each pass in another order.
+            by_chief: whether the chief reads a dataset that calls Python code, for all workers: they do not have it.
 
         Raises:
             UsageError: a batch size is given, and the data comes in batches; or targets are given twice.
@@ -133,7 +143,10 @@ class Inputs:
         if is_python_data(self.x):
             with _keras_errors("unsupported-python-data"):
                 return PythonData(source_of(self.x, self.class_weight, shuffle=shuffle))
-        return weighted(as_dataset_function(self.x), self.class_weight)
+        function = as_dataset_function(self.x)
+        if by_chief and isinstance(function, DatasetShards) and calls_python(function.dataset):
+            return read_by_chief(weighted(function, self.class_weight)(Shard()))
+        return weighted(function, self.class_weight)
 
 
 def weighted(function: DatasetFunction, class_weight: Mapping[int, float] | None) -> DatasetFunction:

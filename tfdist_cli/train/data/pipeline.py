@@ -269,7 +269,7 @@ def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bo
         TrainingError: the data is none of these, the function takes no shard, or `as_arrays` rejects the arrays.
     """
     if isinstance(data, tf.data.Dataset):
-        return _shards_of(data)
+        return DatasetShards(data)
     if callable(data):
         _check_takes_shard(data)
         return Sharded(data, "the dataset function")
@@ -297,18 +297,23 @@ def _check_takes_shard(function: Callable[..., Any]) -> None:
         ) from error
 
 
-def _shards_of(data: tf.data.Dataset) -> DatasetFunction:
-    """Returns a function that makes shards of an existing dataset, on any task.
+@dataclass(frozen=True)
+class DatasetShards:
+    """A dataset function of an existing dataset, on any task.
 
     A dataset is a value of the process that made it. A worker of parameter servers receives its graph from the chief.
+
+    Args:
+        dataset: the dataset of batches.
     """
 
-    def shard_of(shard: Shard) -> tf.data.Dataset:
-        here = _device_of_remote_call()
-        whole = data if here is None else _sent(data, here)
-        return _after(shard.step, whole.shard(shard.count, shard.index))
+    dataset: tf.data.Dataset
 
-    return shard_of
+    def __call__(self, shard: Shard) -> tf.data.Dataset:
+        """Returns every `shard.count`-th batch."""
+        here = _device_of_remote_call()
+        whole = self.dataset if here is None else _sent(self.dataset, here)
+        return _after(shard.step, whole.shard(shard.count, shard.index))
 
 
 def _device_of_remote_call() -> str | None:
@@ -332,7 +337,7 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
             "the dataset calls Python code (py_function, numpy_function, from_generator), which workers do not have",
             code="python-code-in-data",
             hint="pass a function that makes the dataset and returns its shard: "
-            "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
+            "tfdist.predict(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
         )
     return recreated_on(data, here)
 

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked, pass_seed
+from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked, is_endless, pass_seed
 from tfdist_cli.train.tf_compat.data import is_loader, python_batches
 
 _PREFETCHED = 4
@@ -303,13 +303,15 @@ class PassesSource:
         spec: the `tf.TypeSpec`s of a batch.
         length: the number of batches in a pass; None if it is unknown.
         one_pass: starts a pass.
+        endless: whether a pass never ends.
     """
 
-    endless = False
     repeats = True
 
-    def __init__(self, spec: Any, length: int | None, one_pass: Callable[[], Iterator[Any]]) -> None:
-        self.spec, self.length, self._one_pass = spec, length, one_pass
+    def __init__(
+        self, spec: Any, length: int | None, one_pass: Callable[[], Iterator[Any]], *, endless: bool = False
+    ) -> None:
+        self.spec, self.length, self._one_pass, self.endless = spec, length, one_pass, endless
 
     def read(self, first: int, index: int, count: int, *, repeat: bool) -> Iterator[Any]:
         """See `Source.read`. Complete passes before the first batch are not read if their length is known."""
@@ -484,6 +486,12 @@ def source_of(data: Any, class_weight: Any, *, shuffle: bool) -> Source:
     if is_loader(data):
         return PassesSource(*python_batches(data, class_weight))
     return BufferedSource(GeneratorSource(data, class_weight))
+
+
+def read_by_chief(dataset: tf.data.Dataset) -> PythonData:
+    """Returns a dataset as data that only this process reads."""
+    endless = is_endless(lambda _: dataset, Shard())
+    return PythonData(PassesSource(dataset.element_spec, cardinality(dataset), dataset.__iter__, endless=endless))
 
 
 _open: weakref.WeakSet[_Reading] = weakref.WeakSet()

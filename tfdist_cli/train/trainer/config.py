@@ -197,11 +197,12 @@ class ValidationArguments:
                 hint="remove validation_steps and validation_freq, or pass the data alone",
             )
 
-    def divide(self, data: Inputs) -> tuple[Inputs, Validation | None]:
+    def divide(self, data: Inputs, *, by_chief: bool = False) -> tuple[Inputs, Validation | None]:
         """Returns the data to train on, and what to validate on.
 
         Args:
             data: what `fit` was called with.
+            by_chief: see `Inputs.dataset_function`.
 
         Raises:
             UsageError: the data cannot be split.
@@ -210,17 +211,19 @@ class ValidationArguments:
         given = self.validation_data
         if isinstance(given, Validation):
             own = _inputs(given.data)
-            return data, replace(given, data=own.dataset_function(self._size_for(own), shuffle=False))
+            return data, replace(
+                given, data=own.dataset_function(self._size_for(own), shuffle=False, by_chief=by_chief)
+            )
         if given is not None:
-            return data, self._validation(_inputs(given))
+            return data, self._validation(_inputs(given), by_chief)
         if self.validation_split:
             data, held_out = data.split(self.validation_split)
-            return data, self._validation(held_out)
+            return data, self._validation(held_out, by_chief)
         return data, None
 
-    def _validation(self, data: Inputs) -> Validation:
+    def _validation(self, data: Inputs, by_chief: bool) -> Validation:
         steps = self.validation_steps
-        function = data.dataset_function(self._size_for(data), batches=steps, shuffle=False)
+        function = data.dataset_function(self._size_for(data), batches=steps, shuffle=False, by_chief=by_chief)
         return Validation(function, steps, at_epochs=self._epochs())
 
     def _size_for(self, data: Inputs) -> int | None:

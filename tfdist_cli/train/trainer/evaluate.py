@@ -70,7 +70,9 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
     enable_logging()
     context = join()
     check_is_no_evaluator(context, "call tfdist.evaluate after tfdist.fit")
-    function = Inputs.of(x, y, sample_weight).dataset_function(batch_size, shuffle=False)
+    function = Inputs.of(x, y, sample_weight).dataset_function(
+        batch_size, shuffle=False, by_chief=context.environment.traits.has_ps
+    )
     check_validation(context, Validation(function, steps))
     step = ModelStep(model)
     spec = checked(function, Shard()).element_spec

@@ -169,11 +169,12 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
     validating = ValidationArguments(
         validation_data, validation_split, validation_steps, validation_batch_size, validation_freq, batch_size
     )
-    data, validation = validating.divide(Inputs.of(x, y, sample_weight, class_weight=class_weight))
     enable_logging()
     context = join()
+    by_chief = context.environment.traits.has_ps
+    data, validation = validating.divide(Inputs.of(x, y, sample_weight, class_weight=class_weight), by_chief=by_chief)
     batches = steps_per_epoch and steps_per_epoch * batches_per_step(context, arguments.updates)
-    source = BatchSource(data.dataset_function(batch_size, batches=batches, shuffle=shuffle))
+    source = BatchSource(data.dataset_function(batch_size, batches=batches, shuffle=shuffle, by_chief=by_chief))
     with progress_logged(verbose != 0):
         if context.environment.task.traits.evaluates:
             _evaluate_checkpoints(context, model, validation, checkpoints)
