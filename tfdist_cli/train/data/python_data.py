@@ -22,12 +22,14 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked, is_endless, pass_seed
-from tfdist_cli.train.tf_compat.data import is_loader, python_batches
+from tfdist_cli.train.tf_compat.data import is_loader, python_batches, recreated_on
 
 _PREFETCHED = 4
 """Batches that are read ahead."""
 _READ_AHEAD_BYTES = 256 * 2**20
 """The most bytes of batches that are read to find the end of the data."""
+_HERE = "/device:CPU:0"
+"""This process's processor."""
 _GRACE_SECONDS = 2.0
 """How long the exit of the process waits for a batch that is being made."""
 
@@ -489,9 +491,15 @@ def source_of(data: Any, class_weight: Any, *, shuffle: bool) -> Source:
 
 
 def read_by_chief(dataset: tf.data.Dataset) -> PythonData:
-    """Returns a dataset as data that only this process reads."""
-    endless = is_endless(lambda _: dataset, Shard())
-    return PythonData(PassesSource(dataset.element_spec, cardinality(dataset), dataset.__iter__, endless=endless))
+    """Returns a dataset as data that only this process reads.
+
+    The dataset is made again, since it may be older than the process's place in its cluster: TensorFlow then finds
+    neither its device nor its functions.
+    """
+    with tf.device(_HERE):
+        again = recreated_on(dataset, _HERE)
+    endless = is_endless(lambda _: again, Shard())
+    return PythonData(PassesSource(again.element_spec, cardinality(again), again.__iter__, endless=endless))
 
 
 _open: weakref.WeakSet[_Reading] = weakref.WeakSet()

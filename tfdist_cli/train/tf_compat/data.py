@@ -178,12 +178,28 @@ def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
     public `tf.data.experimental.save` writes its elements, not its graph. Replace with: public functions.
 
     Args:
-        dataset: one that calls no Python code.
+        dataset: one that calls no Python code, unless the current device belongs to this process.
         source: the device that `dataset` is on.
     """
     with tf.device(source):
-        graph, options = serialize_dataset_to_graph(dataset), dataset.options()
-    return deserialize_dataset_from_graph(graph, dataset.element_spec).with_options(options)
+        graph, options = _on_any_host(serialize_dataset_to_graph(dataset)), dataset.options()
+    again = deserialize_dataset_from_graph(graph, dataset.element_spec)
+    again._made_from = dataset  # which keeps its Python functions
+    return again.with_options(options)
+
+
+def _on_any_host(graph: tf.Tensor) -> tf.Tensor:
+    """Returns a serialized graph whose functions do not name the task that made them.
+
+    TensorFlow removes the devices of the graph's nodes, and not those of its functions. A call into Python names the
+    task, whose name changes when it joins a cluster.
+    """
+    parsed = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    for node in (node for function in parsed.library.function for node in function.node_def):
+        device = tf.DeviceSpec.from_string(node.device)
+        own = tf.DeviceSpec(device_type=device.device_type, device_index=device.device_index)
+        node.device = own.to_string() if device.device_type else ""
+    return tf.constant(parsed.SerializeToString())
 
 
 def allow_many_batches(iterator: Any) -> None:
