@@ -195,7 +195,14 @@ def untrained():
     return found
 
 
+def generated(passes=None):
+    """Batches from a Python generator; they have no end, unless the number of passes is given."""
+    numbers = tf.data.Dataset.from_generator(lambda: iter(Y), output_signature=tf.TensorSpec([1], tf.float32))
+    return numbers.map(lambda y: (tf.tile(y, [4]), y)).batch(BATCH).repeat(passes)
+
+
 EARLY = tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(BATCH) if "datasets" in sys.argv else None
+EARLY_GENERATED = {passes: generated(passes) for passes in (1, None)} if "generators" in sys.argv else {}
 """Created before the cluster is joined, which programs that train on parameter servers may do."""
 
 
@@ -227,18 +234,12 @@ def generators():
     for given, scored in (
         (share, tfdist.Validation(share, steps=9)),
         (share, share_of_pass),
-        (generated(), generated(1)),
+        (EARLY_GENERATED[None], EARLY_GENERATED[1]),
     ):
         history = tfdist.fit(build(), given, **trained, validation_data=scored).history
         found += [history["examples"], history["val_examples"]]
-    found.append(tfdist.fit(build(), generated(1), epochs=2).history["examples"])  # its length is found out
+    found.append(tfdist.fit(build(), EARLY_GENERATED[1], epochs=2).history["examples"])  # its length is found out
     return found
-
-
-def generated(passes=None):
-    """Batches from a Python generator; they have no end, unless the number of passes is given."""
-    numbers = tf.data.Dataset.from_generator(lambda: iter(Y), output_signature=tf.TensorSpec([1], tf.float32))
-    return numbers.map(lambda y: (tf.tile(y, [4]), y)).batch(BATCH).repeat(passes)
 
 
 def error_of(data):

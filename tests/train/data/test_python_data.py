@@ -11,7 +11,7 @@ from tests.support.codes import raises
 from tests.support.compare import batches, classifier
 from tests.support.python_data import Rows, fake_torch, generated
 from tfdist_cli.errors import TrainingError, UsageError
-from tfdist_cli.train.data import python_data
+from tfdist_cli.train.data import pipeline, python_data
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Consumed, Shard, cardinality, repeated
 from tfdist_cli.train.data.python_data import OwnShard, PythonData, reads_ahead
@@ -226,6 +226,34 @@ def test_the_chief_reads_a_dataset_that_calls_python_for_all_workers(passes):
     assert shares == ([[0, 2], [1, 0]] if passes is None else [[0, 2], [1]])
     assert [float(weight[0]) for *_, weight in function(Shard()).take(3)] == [0.5, 2.0, 3.0]
     assert reads_ahead(function) == (passes == 1), "the end of one pass has to be found"
+
+
+def test_evaluations_divide_one_pass_of_data_in_random_order():
+    passes = [[3, 1, 2, 0], [0, 2, 1, 3]]
+    again = iter(passes)
+    called = tf.data.Dataset.from_generator(lambda: iter(next(again)), output_signature=tf.TensorSpec([], tf.int64))
+    function = Inputs.of(called.batch(1)).dataset_function(None, shuffle=False, by_chief=True)
+    assert isinstance(function, PythonData)
+    for order in passes:
+        once = function.read_at_once()
+        found = [[int(batch[0]) for batch in once(Shard(index, 2, index))] for index in range(2)]
+        assert found == [order[::2], order[1::2]]
+        once.close()
+        assert list(once(Shard())) == []
+
+
+def test_a_generator_that_is_evaluated_is_kept():
+    function = data(generated(ROWS, batch=4, passes=1))
+    assert function.read_at_once() is function
+
+
+def test_a_dataset_with_a_table_of_another_place_cannot_be_made_again(monkeypatch):
+    def fails(*_):
+        raise tf.errors.FailedPreconditionError(None, None, "Trying to access resource 14 located in another device")
+
+    monkeypatch.setattr(pipeline, "recreated_on", fails)
+    with raises(TrainingError, "table-in-dataset"):
+        pipeline.made_again(tf.data.Dataset.range(1), "/device:CPU:0")
 
 
 def test_workers_read_a_dataset_of_tensorflow_operations_themselves():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import data_service_ops
+from tensorflow.python.distribute.coordinator import values
 
 from tests.support.python_data import Rows, fake_torch, generated
 from tfdist_cli.train.tf_compat import data
@@ -65,6 +66,28 @@ def test_a_pipeline_is_made_again_from_its_graph():
     again = data.recreated_on(NUMBERS.map(lambda value: value * 2).with_options(options), "/device:CPU:0")
     assert list(again.as_numpy_iterator()) == list(range(0, 24, 2))
     assert again.options().autotune.enabled is False
+
+
+def test_a_pipeline_that_calls_python_is_made_again():
+    called = NUMBERS.map(lambda value: tf.py_function(abs, [value], tf.int64)).batch(5)
+    again = data.recreated_on(called, "/device:CPU:0")
+    del called
+    assert [list(each) for each in again.as_numpy_iterator()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_functions_of_a_graph_do_not_name_the_task_that_made_them():
+    called = tf.data.Dataset.from_generator(lambda: iter([0]), output_signature=tf.TensorSpec([], tf.int64))
+    graph = values.serialize_dataset_to_graph(called)
+    named, unnamed = (
+        {node.device for function in parsed.library.function for node in function.node_def}
+        for parsed in map(tf.compat.v1.GraphDef.FromString, (graph.numpy(), data._on_any_host(graph).numpy()))
+    )
+    assert any("/job:" in device for device in named), "TensorFlow has begun to remove it"
+    assert not any("/job:" in device for device in unnamed)
+
+
+def test_a_pipeline_without_a_cluster_is_not_older_than_it():
+    assert not data.is_older_than_cluster(NUMBERS.map(abs).batch(2))
 
 
 def read(iterator, count, allow):

@@ -14,6 +14,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.arrays import as_arrays
 from tfdist_cli.train.tf_compat.data import allow_many_batches, calls_python, recreated_on
 from tfdist_cli.train.tf_compat.eager_context import remote_caller
+from tfdist_cli.train.tf_compat.op_errors import shortened
 
 AUTO_SHUFFLE = 10_000
 """The largest shuffle buffer that is used by default, in examples."""
@@ -339,7 +340,29 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
             hint="pass a function that makes the dataset and returns its shard: "
             "tfdist.predict(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
         )
-    return recreated_on(data, here)
+    return made_again(data, here)
+
+
+def made_again(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
+    """Makes a dataset of this task again, on the device on which operations run now.
+
+    Args:
+        data: the dataset.
+        here: this task's device.
+
+    Raises:
+        TrainingError: the dataset uses a table or a variable.
+    """
+    try:
+        return recreated_on(data, here)
+    except tf.errors.FailedPreconditionError as error:
+        raise TrainingError(
+            "the dataset uses a table or a variable, such as a StringLookup's, and neither can be sent to the workers: "
+            f"{shortened(error).message}",
+            code="table-in-dataset",
+            hint="use the layer in the model, or pass a function that makes the table and the dataset: "
+            "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
+        ) from error
 
 
 def repeated(function: DatasetFunction) -> DatasetFunction:

@@ -21,8 +21,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked, is_endless, pass_seed
-from tfdist_cli.train.tf_compat.data import is_loader, python_batches, recreated_on
+from tfdist_cli.train.data.pipeline import (
+    DatasetFunction,
+    Shard,
+    cardinality,
+    checked,
+    is_endless,
+    made_again,
+    pass_seed,
+)
+from tfdist_cli.train.tf_compat.data import is_loader, is_older_than_cluster, python_batches
 
 _PREFETCHED = 4
 """Batches that are read ahead."""
@@ -101,6 +109,10 @@ class PythonData:
         """Returns the data, read once for all shares: several workers read it at the same time, from one process."""
         return self if isinstance(self.source, BufferedSource) else replace(self, source=BufferedSource(self.source))
 
+    def read_at_once(self) -> PythonData:
+        """Returns the data for readers that divide one pass: all need one order, which may be another each time."""
+        return self.buffered() if isinstance(self.source, PassesSource) else self
+
     @property
     def has_unknown_end(self) -> bool:
         """See `ReadAhead.has_unknown_end`."""
@@ -120,6 +132,11 @@ class PythonData:
     def forget(self, before: int) -> None:
         """Lets go of batches that no training step reads again; see `Consumed`."""
         self.source.forget(before)
+
+    def close(self) -> None:
+        """Ends the reading of buffered data."""
+        if isinstance(self.source, BufferedSource):
+            self.source.close()
 
 
 class ReadAhead(Protocol):
@@ -365,7 +382,7 @@ class BufferedSource:
         self._kept: dict[int, Any] = {}
         self._batch_bytes = 0
         self._first = self._read = self._forgotten = 0
-        self._opened = self._restarts = False
+        self._opened = self._restarts = self._closed = False
         self._pass_begin = 0
         self._pass_end: int | None = None
         self._lock = threading.Lock()
@@ -410,8 +427,9 @@ class BufferedSource:
             self._forgotten = max(self._forgotten, min(before, self._read))
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Ends the reading; whoever still reads ahead finds no more batches."""
         with self._lock:
+            self._closed = True
             self._batches = None
             self._kept.clear()
 
@@ -454,9 +472,11 @@ class BufferedSource:
     def _batch(self, number: int) -> tuple[Any] | None:
         """Returns a batch; None after the last one."""
         with self._lock:
-            while self._read <= number:
+            while not self._closed and self._read <= number:
                 if not self._draw():
                     return None
+            if self._closed:
+                return None
             if number < self._forgotten:
                 raise TrainingError(
                     f"batch {number} of a generator is to be read again, and it is gone",
@@ -493,13 +513,16 @@ def source_of(data: Any, class_weight: Any, *, shuffle: bool) -> Source:
 def read_by_chief(dataset: tf.data.Dataset) -> PythonData:
     """Returns a dataset as data that only this process reads.
 
-    The dataset is made again, since it may be older than the process's place in its cluster: TensorFlow then finds
-    neither its device nor its functions.
+    A dataset that is older than the process's place in its cluster is made again: TensorFlow finds neither its device
+    nor its functions.
+
+    Raises:
+        TrainingError: an older dataset uses a table or a variable.
     """
     with tf.device(_HERE):
-        again = recreated_on(dataset, _HERE)
-    endless = is_endless(lambda _: again, Shard())
-    return PythonData(PassesSource(again.element_spec, cardinality(again), again.__iter__, endless=endless))
+        own = made_again(dataset, _HERE) if is_older_than_cluster(dataset) else dataset
+    endless = is_endless(lambda _: own, Shard())
+    return PythonData(PassesSource(own.element_spec, cardinality(own), own.__iter__, endless=endless))
 
 
 _open: weakref.WeakSet[_Reading] = weakref.WeakSet()

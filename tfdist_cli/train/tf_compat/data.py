@@ -188,6 +188,16 @@ def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
     return again.with_options(options)
 
 
+def is_older_than_cluster(dataset: tf.data.Dataset) -> bool:
+    """Whether a part of a dataset of this process was made before the process had a place in its cluster.
+
+    Seen in TensorFlow 2.21.0: `DatasetV2._variant_tensor`. Reason: a dataset does not publish its device. Replace with:
+    a public property.
+    """
+    here = tf.DeviceSpec.from_string(tf.zeros([]).device).job
+    return any(tf.DeviceSpec.from_string(part._variant_tensor.device).job != here for part in transformations(dataset))
+
+
 def _on_any_host(graph: tf.Tensor) -> tf.Tensor:
     """Returns a serialized graph whose functions do not name the task that made them.
 

@@ -637,7 +637,8 @@ class TrainingArguments:
             return self.share
         if self.share != "split" or (self.updates and self.updates.batch == "proportional"):
             raise UsageError(
-                "only the chief can read a generator, a PyDataset or a DataLoader, and each worker would have to",
+                "only the chief can read a generator, a PyDataset, a DataLoader or a dataset that calls Python code, "
+                "and each worker would have to",
                 code="python-data-on-workers",
                 hint="remove share and updates.batch, or pass a function of a tfdist.Shard that returns a dataset",
             )

@@ -273,6 +273,7 @@ class ParameterServerEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._workers.end()
+        self._read.close()
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
@@ -340,15 +341,18 @@ class ParameterServerEngine:
         """Yields what the evaluation of each shard has counted, as `evaluation_function` returns it."""
         function = self._evaluation_function(data, each_batch=each_batch)
         workers = self.workers
+        once = data.read_at_once() if isinstance(data, PythonData) else None
 
         def score(shard: Shard) -> Any:
             limit = -1 if steps is None else steps // workers + (shard.index < steps % workers)
             numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, workers], tf.int64)
-            scored = function(_iterator(data, shard, ends=steps is None), *numbers)
+            scored = function(_iterator(once or data, shard, ends=steps is None), *numbers)
             with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may fail
                 return tf.identity(scored)
 
         results = self._on_workers([partial(score, Shard(n, workers, n)) for n in range(workers)])
+        if once and once is not data:
+            once.close()
         whole = [counted if each_batch else counted[None] for counted in results]
         self._apply_state_changes(whole)
         size = self._context.totals.size
