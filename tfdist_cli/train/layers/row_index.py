@@ -220,6 +220,7 @@ class RowIndex:
         if create and self._shards[0].lock is None:  # a single one
             distinct, where, counts = tf.unique_with_counts(ids)
             slot, created = self._slots_of_shard(self._shards[0], distinct, counts)
+            created &= slot >= 0  # an id that is not admitted yet has the row 0
             return tf.gather(tf.maximum(slot, 0), where), tf.gather(created, where)
         found = self.fetch(ids, create=create)
         numbers = [own + shard.first_group * GROUP for own, shard in zip(found.rows, self._shards, strict=True)]

@@ -111,7 +111,8 @@ class EmbeddingTables:
         step: the model's step, built.
         element_spec: the `tf.TypeSpec`s of a batch.
         min_bytes: smaller tables are fetched completely, which is faster. None: all tables are.
-        among: the only tables whose rows may be fetched; None for any.
+        among: the only tables whose rows may be fetched, in memory, where any table can be read completely; None for
+            any, on parameter servers, where a `DynamicEmbedding` has to be read by rows.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class EmbeddingTables:
     ) -> None:
         self._step = step
         self._element_spec = element_spec
+        self._may_read_completely = among is not None
         self.tables: list[Table] = []
         self.whole: list[tuple[keras.Variable, str]] = []
         """The large tables that are fetched completely, each with the reason."""
@@ -284,7 +286,7 @@ class EmbeddingTables:
         return rows, where
 
     def _fetch_completely(self, table: keras.Variable, reason: str) -> None:
-        if row_index_of(table) is not None:
+        if row_index_of(table) is not None and not self._may_read_completely:
             raise TrainingError(
                 f"the table {table.path} of a DynamicEmbedding cannot be read row by row: {reason}",
                 code="dynamic-embedding-read-completely",

@@ -154,3 +154,49 @@ def test_an_id_without_a_row_is_an_error(where, at, wrong):
     with raises(TrainingError, "id-out-of-range") as caught:
         tfdist.fit(looked_up(), given["training"], validation_data=given["validation"], embeddings=ALL)
     assert {str(wrong), "'shared'", str(ROWS - 1)} <= set(re.split(r"[ ,]+", caught.value.message))
+
+
+POLICIES = {
+    "plain": {"capacity": 800},
+    "admitted": {"capacity": 800, "admit_after": 2},
+    "lru": {"capacity": 500, "evict": "lru"},
+    "lfu, admitted": {"capacity": 500, "evict": "lfu", "admit_after": 3},
+}
+SEVERAL = np.random.default_rng(3).integers(0, 700, (44, 3))
+
+
+def trained_dynamically(policy, rule):
+    keras.utils.set_random_seed(3)
+    initial = keras.initializers.RandomUniform(seed=5)
+    table = tfdist.layers.DynamicEmbedding(4, embeddings_initializer=initial, **POLICIES[policy])
+    ids = keras.Input((3,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.Flatten()(table(ids))))
+    model.compile(keras.optimizers.Adagrad(0.3), "mse")
+    given = tf.data.Dataset.from_tensor_slices((np.concatenate([SEVERAL // 10, SEVERAL]), np.tile(TARGETS, (2, 1))))
+    losses = tfdist.fit(model, given.batch(BATCH), epochs=3, embeddings=rule, verbose=0).history["loss"]
+    found, rows = table.vocabulary()
+    order, whole = np.argsort(found), np.asarray(table.embeddings)
+    return losses, found[order], whole[rows[order]], whole[0]
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(4)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_dynamic_table_is_updated_by_rows_and_as_a_whole_table_is(policy, updates):
+    whole = trained_dynamically(policy, None)
+    assert not updates
+    by_rows = trained_dynamically(policy, ALL)
+    assert updates
+    for one, other in zip(whole, by_rows, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_dynamic_table_that_something_else_reads_is_read_completely():
+    ids = keras.Input((3,), dtype="int64")
+    table = tfdist.layers.DynamicEmbedding(2, 10)
+    vectors = keras.layers.Flatten()(table(ids))
+    penalty = keras.layers.Lambda(lambda given: given + tf.reduce_sum(table.embeddings.value))
+    model = keras.Model(ids, keras.layers.Dense(2)(penalty(vectors)))
+    model.compile("adagrad", "mse")
+    tfdist.fit(model, np.ones((8, 3), np.int64), np.ones((8, 2)), batch_size=4, embeddings=ALL, verbose=0)
+    assert table.vocabulary()[0].tolist() == [1]

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
 from tfdist_cli.train.engine.mirrored.row_packing import rows_are_cheaper
-from tfdist_cli.train.layers.dynamic_embedding import row_index_of
 from tfdist_cli.train.model.embeddings import EmbeddingTables, RowReads
 from tfdist_cli.train.model.evaluation import ParameterReader
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
@@ -75,8 +74,7 @@ class TableRows:
         whole = rules.jit is True or step.own_step or step.updates_within or self._least is None
         lookups = {} if whole else step.lookups(element_spec)
         large = [step.parameters[n] for n, count in lookups.items() if self.pays(step.parameters[n], count)]
-        static = [table for table in large if row_index_of(table) is None]
-        changed = changed_by_rows(step.optimizer, static) if static else []
+        changed = changed_by_rows(step.optimizer, large) if large else []
         self._tables = EmbeddingTables(step, element_spec, self._least if changed else None, among=changed)
 
     def __bool__(self) -> bool:
