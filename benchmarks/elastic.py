@@ -1,5 +1,7 @@
 """`python -m benchmarks.elastic`: workers join a training and leave it, or tasks are stopped: what the others notice.
 
+With `--checkpoint`: how long a training takes no step when its ps or mirrored workers change through a checkpoint.
+
 Each worker appends the time of each of its steps to a file (`programs/elastic.py`). Steps wait without using the
 processor, so that a gap between two of them is a pause, and no lack of cores.
 """
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from benchmarks.cluster import ROOT, RunFailed, base_environment
 from benchmarks.waits import Run, launched
 from tfdist_cli.bench.machine import Usage, describe
 from tfdist_cli.protocol.run_files import read_lines
+from tfdist_cli.spec.roles import Role
 
 PROGRAM = Path(__file__).parent / "programs" / "elastic.py"
 CLUSTER = """
@@ -50,6 +53,11 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "aggregate": {"mode": "sync", "aggregate": 1},
     "bounded": {"mode": "bounded", "staleness": 2},
 }
+RESIZES: Mapping[str, tuple[Role, str]] = {
+    "ps": ("ps", "{{chief: {{}}, ps: {{replicas: {fewest}}}, worker: {{replicas: 2}}}}\nstrategy: parameter_server"),
+    "mirrored": ("worker", "{{worker: {{replicas: {fewest}}}}}\nstrategy: multi_worker_mirrored"),
+}
+"""What changes through a checkpoint: the role, and the cluster's roles and strategy."""
 _START, _CHANGE = 180.0, 90.0
 """Seconds that a cluster may take to its first steps, and a change of its workers to its end."""
 _SETTLE, _QUIET, _AFTER = 4.0, 5.0, 2.0
@@ -166,17 +174,17 @@ class Training:
         self.until(lambda: all(self.stamps()[worker][-1] >= moment for worker in range(workers)), _CHANGE)
         return moment
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Returns the lines of a kind of the event log so far."""
-        return [line for line in read_lines(self._run.folder / "events.jsonl") if line.get("event") == kind]
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """Returns the lines of the event log so far, or those of a kind."""
+        return [line for line in read_lines(self._run.folder / "events.jsonl") if kind in ("", line.get("event"))]
 
-    def scale(self, workers: int) -> tuple[float, float]:
-        """Changes the number of workers; returns when that was asked for, and when it was done.
+    def scale(self, number: int, role: Role = "worker") -> tuple[float, float]:
+        """Changes the number of a role's tasks; returns when the launcher accepted that, and when it was done.
 
         Raises:
             RunFailed: it was refused, or failed.
         """
-        command = [sys.executable, "-m", "tfdist_cli", "scale", str(self._run.folder), f"worker={workers}"]
+        command = [sys.executable, "-m", "tfdist_cli", "scale", str(self._run.folder), f"{role}={number}"]
         asked = subprocess.run(
             command, cwd=ROOT, env=base_environment(), capture_output=True, text=True, check=False, timeout=_CHANGE
         )
@@ -243,6 +251,76 @@ def measure_changes(training: Training, fewest: int, most: int) -> Result:
 
 
 @dataclass(frozen=True)
+class Resize:
+    """What a change through a checkpoint cost.
+
+    Args:
+        finish: seconds from the accepted request to the last step before it.
+        save: seconds from that step until all tasks have exited.
+        start: seconds from there until the checkpoint is restored: start, connections, the model's construction.
+        first: seconds from there to the first step: tracing and optimizing the functions.
+        repeated: steps that were taken and are not in the checkpoint.
+    """
+
+    finish: float
+    save: float
+    start: float
+    first: float
+    repeated: int
+
+    @property
+    def pause(self) -> float:
+        """Seconds without a step."""
+        return self.save + self.start + self.first
+
+
+def resize_of(times: Sequence[float], asked: float, events: Sequence[Mapping[str, Any]], *, together: int) -> Resize:
+    """Measures a change by the longest time without a step after the request.
+
+    Args:
+        times: of the steps of all workers, from the training's start, in order.
+        asked: when the request was accepted.
+        events: the lines of the event log.
+        together: workers whose steps were one global step before the change.
+
+    Raises:
+        RunFailed: there is no step after the request.
+    """
+    around = times[max(bisect_left(times, asked) - 1, 0) :]
+    if len(around) < 2:
+        raise RunFailed("no step after the request")
+    last, first = max(pairwise(around), key=lambda pair: pair[1] - pair[0])
+    later = [event for event in events if moment_of(event) >= asked]
+    ended = next(moment_of(event) for event in later if event["event"] == "phase" and event["phase"] == "paused")
+    resumed = next(event for event in later if event["event"] == "resumed")
+    restored = moment_of(resumed)
+    since = next((moment_of(event) for event in reversed(events) if _resumes_before(event, asked)), 0.0)
+    begun = max((int(event["step"]) for event in events if _resumes_before(event, asked)), default=0)
+    taken = bisect_right(times, last) - bisect_left(times, since)
+    repeated = taken // together + begun - int(resumed["step"])
+    return Resize(last - asked, ended - last, restored - ended, first - restored, repeated)
+
+
+def _resumes_before(event: Mapping[str, Any], moment: float) -> bool:
+    return event["event"] == "resumed" and moment_of(event) < moment
+
+
+def measure_resizes(training: Training, kind: str, fewest: int, most: int) -> dict[str, Resize]:
+    """Changes the number of ps or of mirrored workers through a checkpoint, and back."""
+    role, _ = RESIZES[kind]
+    workers, resizes = {"ps": (2, 2), "mirrored": (fewest, most)}[kind], {}
+    training.go_on_until(training.await_steps(workers[0]) + _SETTLE)
+    for before, after, together in ((fewest, most, workers[0]), (most, fewest, workers[1])):
+        asked, done = training.scale(after, role)
+        training.go_on_until(done + _AFTER)
+        times = sorted(moment for own in training.stamps().values() for moment in own)
+        events = training.events()
+        resizes[f"{before} → {after}"] = resize_of(times, asked, events, together=together if kind == "mirrored" else 1)
+    training.stop()
+    return resizes
+
+
+@dataclass(frozen=True)
 class Stall:
     """What stopped tasks cost.
 
@@ -305,11 +383,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
     rows = []
     for _ in range(arguments.rounds):
-        for mode in arguments.modes or MODES:
+        for mode in arguments.modes or (RESIZES if arguments.checkpoint else MODES):
             rows += _measure(mode, arguments)
             print(rows[-1], file=sys.stderr, flush=True)
     command = " ".join(["python -m benchmarks.elastic", *(sys.argv[1:] if argv is None else argv)])
-    columns = _STALL_COLUMNS if arguments.stall else _CHANGE_COLUMNS
+    columns = _STALL_COLUMNS if arguments.stall else _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     print(f"`{command}`. {describe()}.\n\n" + "\n".join([*head, *rows]))
 
@@ -323,6 +401,16 @@ _CHANGE_COLUMNS = (
     "nothing, s",
     "machine used by others",
 )
+_RESIZE_COLUMNS = (
+    "what changes",
+    "tasks",
+    "no step, s",
+    "save and exit, s",
+    "start, build and restore, s",
+    "trace to the first step, s",
+    "steps repeated",
+    "machine used by others before",
+)
 _STALL_COLUMNS = ("updates", "stopped", "full speed after, s", "steps missed, in s")
 
 
@@ -330,6 +418,8 @@ def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:
     """Returns the rows of a training."""
     with tempfile.TemporaryDirectory(prefix="tfdist-stamps-") as folder:
         stamps = Path(folder, "stamps")
+        if arguments.checkpoint:
+            return _measure_resizes(mode, arguments, stamps)
         cluster = CLUSTER.format(
             fewest=arguments.fewest if not arguments.stall else arguments.most,
             most=arguments.most,
@@ -351,6 +441,27 @@ def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:
             return [_row(mode, measure_changes(training, arguments.fewest, arguments.most))]
 
 
+def _measure_resizes(kind: str, arguments: argparse.Namespace, stamps: Path) -> list[str]:
+    """Returns the rows of a training that changes through checkpoints."""
+    _, roles = RESIZES[kind]
+    cluster = f"roles: {roles.format(fewest=arguments.fewest)}\nrecipe: recipe.yaml\n"
+    recipe = RECIPE.format(
+        module=PROGRAM.stem, wait=arguments.wait, layers=arguments.layers, stamps=stamps, updates="{}"
+    )
+    usage = Usage.now()
+    time.sleep(1)  # to see what others use
+    others = usage.others()
+    with launched(
+        cluster, f"{recipe}checkpoint: {{every_seconds: 600}}\n", PROGRAM, checkout=arguments.checkout
+    ) as run:
+        resizes = measure_resizes(Training(run, stamps), kind, arguments.fewest, arguments.most)
+    return [
+        f"| {kind} | {tasks} | {each.pause:.1f} | {each.save:.1f} | {each.start:.1f} | {each.first:.1f} "
+        f"| {each.repeated} | {others:.0%} |"
+        for tasks, each in resizes.items()
+    ]
+
+
 def _row(mode: str, result: Result) -> str:
     join, leave = result.join, result.leave
     cells = [
@@ -367,7 +478,12 @@ def _row(mode: str, result: Result) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__)
-    parser.add_argument("modes", nargs="*", metavar="MODE", help=f"{', '.join(MODES)} (default: all)")
+    parser.add_argument(
+        "modes",
+        nargs="*",
+        metavar="MODE",
+        help=f"{', '.join(MODES)}; with --checkpoint {', '.join(RESIZES)} (default: all)",
+    )
     parser.add_argument("--fewest", type=int, default=1, help="workers at the start and at the end (default: 1)")
     parser.add_argument("--most", type=int, default=3, help="workers in between (default: 3)")
     parser.add_argument("--rounds", type=int, default=1, help="trainings of each mode, in turns (default: 1)")
@@ -375,6 +491,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=4, help="dense layers of the model (default: 4)")
     parser.add_argument(
         "--stall", type=float, metavar="SECONDS", help="stop tasks with SIGSTOP instead, for so many seconds"
+    )
+    parser.add_argument(
+        "--checkpoint", action="store_true", help="change ps and mirrored workers instead, through a checkpoint"
     )
     parser.add_argument(
         "--checkout", type=Path, default=ROOT, help="measure tfdist from this checkout (default: this one)"
