@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.coordinator_context import with_dispatch_context
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
-from tfdist_cli.train.engine.parameter_server import engine, gradient_store
+from tfdist_cli.train.engine.parameter_server import context, engine, gradient_store
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
 from tfdist_cli.train.engine.parameter_server.quorum import functions, queues
@@ -115,7 +115,7 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
     for name in ("clear_failure", "reserve_function_table"):
         monkeypatch.setattr(engine, name, lambda *_: None)
     monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, *_: PerWorker(remotes.values()))
-    for module in (engine, gradient_store, functions, queues, token_queues):
+    for module in (context, engine, gradient_store, functions, queues, token_queues):
         monkeypatch.setattr(module, "CHIEF_DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
     with strategy.scope():
         model = build()

@@ -28,6 +28,7 @@ The kinds, with their keys beside `kind`:
 * `metrics_failed`: `reason`: metrics could not be written; the training continues.
 * `checkpoint_damaged`: `step`, `reason`: it is skipped.
 * `resumed`: `step`, `path`: the checkpoint from which the training resumes.
+* `evaluated`: `batches`, `total` (null when unknown): how far an evaluation is.
 * `evaluation`: `step`, `final`, `metrics`: an evaluator's score of a checkpoint.
 * `profiled`: `request`, `recorded`: for how many seconds, `bytes` of the file, `took`: seconds to save it.
 * `profile_failed`: `request`, `reason`, `code`, `hint`: no profile was taken; the training continues.

@@ -92,6 +92,19 @@ def test_progress_is_told_every_few_seconds_if_there_is_any():
     assert [line.split()[2] for line in told] == ["60/100", "65/100", "70/100", "75/100", "79/100"]
 
 
+def test_the_table_shows_how_far_an_evaluation_is():
+    screen = Screen(LiveDisplay, (CHIEF, EVALUATOR), terminal=True)
+    state, evaluated = {"kind": "state", "state": "evaluating"}, {"kind": "evaluated", "batches": 120, "total": 500}
+    with screen.display.on_screen():
+        screen.at(1, *(RecordReceived(CHIEF, record) for record in (state, evaluated)))
+        screen.at(2, RecordReceived(EVALUATOR, state), RecordReceived(EVALUATOR, evaluated | {"total": None}), Tick())
+        screen.at(3, Tick())
+    assert "evaluating, 120 of 500 batches" in screen.text
+    assert "evaluating, 120 batches" in screen.text
+    screen.at(4, RecordReceived(CHIEF, state | {"state": "training"}))
+    assert screen.snapshot.of(CHIEF).evaluated == ""
+
+
 def test_what_the_launcher_does_is_told():
     assert plain(CHIEF, PS, EVALUATOR).at(1, Exited(EVALUATOR, 3), Exited(CHIEF, 0)).text == (
         "[tfdist] evaluator:0 failed: exit code 3\n"

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
-from tfdist_cli.train.prediction.parameter_server import Stream
+from tfdist_cli.train.engine.parameter_server.context import Stream
 
 out = Path(sys.argv[1])
 take, taken = Stream.take, []

@@ -1,10 +1,13 @@
 """State that layers assign and random values that they draw during evaluation are kept, as in Keras."""
 
 import keras
+import numpy as np
 import pytest
 from keras import layers, ops
 
+import tfdist_cli as tfdist
 from tests.support.compare import assert_same, batches, classes, classifier, train_both
+from tfdist_cli.train.model import evaluation
 
 pytestmark = pytest.mark.slow
 
@@ -48,3 +51,16 @@ def test_recurrent_layers_draw_their_masks_in_validation():
         return classifier(layers.Reshape((5, 1)), layers.GRU(4, dropout=0.3, recurrent_dropout=0.2))
 
     assert_same(*train_both(build, validation=batches(*classes(21, seed=1))))
+
+
+def test_the_number_of_executions_changes_no_result(monkeypatch):
+    def scored(seconds):
+        monkeypatch.setattr(evaluation, "EXECUTION_SECONDS", seconds)
+        keras.utils.set_random_seed(1)
+        model = classifier(Counts(), layers.Dropout(0.3), layers.Dense(4))
+        metrics = tfdist.evaluate(model, batches(*classes(45, seed=1)))
+        return metrics, [np.asarray(variable) for variable in model.variables]
+
+    (metrics, variables), (ours, own) = scored(1000.0), scored(0.0)
+    assert ours == metrics
+    assert all((one == other).all() for one, other in zip(variables, own, strict=True))

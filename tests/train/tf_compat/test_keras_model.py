@@ -369,3 +369,17 @@ def test_sublayers_are_one_level_deep():
     inner = keras.Sequential([keras.layers.Dense(1)])
     outer = keras.Sequential([inner, keras.layers.Dense(2)])
     assert sublayers(outer) == outer.layers
+
+
+def test_evaluate_and_predict_call_a_function_after_each_batch():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, calls, methods = np.ones((6, 2), "float32"), [], (keras.Model.evaluate, keras.Model.predict)
+    given = keras.callbacks.LambdaCallback(on_predict_end=lambda logs: calls.append("end"))
+    with keras_model.checked_between_batches(lambda: calls.append("batch")):
+        model.evaluate(x, x[:, :1], 2, verbose=0)
+        model.predict(x, batch_size=3, verbose=0, callbacks=[given])
+    assert calls == ["batch"] * 5 + ["end"]
+    model.predict(x, batch_size=3, verbose=0)
+    assert len(calls) == 6
+    assert (keras.Model.evaluate, keras.Model.predict) == methods

@@ -348,7 +348,8 @@ def _task_state(task: TaskId, state: JobState, snapshot: RunSnapshot) -> str:
         return "done" if each.status is Status.DONE else describe_exit(each)
     if each.stop_sent:
         return "stopping"
-    return neutral(snapshot.of(task).state) or ("starting" if state.policy.reports else "running")
+    parts = (snapshot.of(task).state, snapshot.of(task).evaluated)
+    return neutral(", ".join(part for part in parts if part)) or ("starting" if state.policy.reports else "running")
 
 
 def _rate(progress: Progress | None, task: TaskId) -> float:

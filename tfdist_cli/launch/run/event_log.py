@@ -26,7 +26,7 @@ from tfdist_cli.launch.supervisor.events import (
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Phase, Resize
 from tfdist_cli.spec.task_id import TaskId
 
-_FREQUENT = ("progress", "rates", "beat")
+_FREQUENT = ("progress", "rates", "beat", "evaluated")
 """Kinds of records that are left out because they are frequent; metrics.jsonl and resources.jsonl have them."""
 
 _RESERVED = (

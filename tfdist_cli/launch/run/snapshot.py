@@ -88,6 +88,7 @@ class TaskSnapshot:
         lines: its last nonempty lines, from both streams.
         unfinished: the incomplete line at the end of its output.
         state: the state that it last reported.
+        evaluated: how far its evaluation is: `120 of 500 batches`; empty if it has not reported that.
         error: its `error` record.
         usage: what it last reported to use; None before.
     """
@@ -95,6 +96,7 @@ class TaskSnapshot:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     unfinished: str = ""
     state: str = ""
+    evaluated: str = ""
     error: Mapping[str, Any] | None = None
     usage: TaskUsage | None = None
 
@@ -153,7 +155,9 @@ class RunSnapshot:
     def _read(self, task: TaskId, record: Mapping[str, Any]) -> None:
         match record["kind"]:
             case "state":
-                self.of(task).state = str(record.get("state", ""))
+                self.of(task).state, self.of(task).evaluated = str(record.get("state", "")), ""
+            case "evaluated":
+                self.of(task).evaluated = _evaluated(record)
             case "error":
                 self.of(task).error = self.of(task).error or record
             case "beat":
@@ -190,6 +194,14 @@ class RunSnapshot:
                 paths = record.get("paths")
                 known = [str(path) for path in paths] if isinstance(paths, list) else []
                 self.exports += [path for path in known if path not in self.exports]  # a better one takes its place
+
+
+def _evaluated(record: Mapping[str, Any]) -> str:
+    """Returns the text of an `evaluated` record; empty for a malformed one."""
+    batches, total = number(record.get("batches")), number(record.get("total"))
+    if batches is None:
+        return ""
+    return f"{batches:.0f} batches" if total is None else f"{batches:.0f} of {total:.0f} batches"
 
 
 def numbers(value: object) -> dict[str, float]:

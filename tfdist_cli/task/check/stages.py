@@ -51,6 +51,7 @@ from tfdist_cli.train.trainer.config import (
     known_steps_of_pass,
     worker_shards,
 )
+from tfdist_cli.train.trainer.evaluate import Watch
 
 MOST_SHARDS = 16
 """The most shards of which a batch is drawn."""
@@ -301,7 +302,7 @@ class RecipeCheck:
             (execution,) = engine.run(1, first=0, size=1, adapts=False, pause=_NoPause())
         if config.validation:
             with self._stage("evaluating a batch", "dataset"), data_errors_explained(self._step.model):
-                engine.evaluate(self._alone(config.validation.data), steps=1)
+                engine.evaluate(self._alone(config.validation.data), steps=1, watch=Watch(1, reports=False))
         return float(execution.losses[0])
 
     def _alone(self, data: DatasetFunction) -> DatasetFunction:

@@ -118,6 +118,21 @@ class Pause(Protocol):
         """Whether all tasks know of it: no further execution is started."""
 
 
+class EvaluationWatch(Protocol):
+    """Is asked between two executions of an evaluation whether it goes on."""
+
+    def wanted(self) -> bool:
+        """Whether this task asks to end the evaluation."""
+
+    def between(self, batches: int, votes: int) -> None:
+        """Called on all tasks that run the loop, at the same point; ends the evaluation if it raises an error.
+
+        Args:
+            batches: how many all tasks together have evaluated.
+            votes: how many tasks ask to end the evaluation.
+        """
+
+
 class Engine(Protocol):
     """Runs the steps of one model on one cluster.
 
@@ -204,15 +219,18 @@ class Engine(Protocol):
     def operations(self) -> int:
         """The number of operations in a step of the model, which determines how long it takes to compile."""
 
-    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+    def evaluate(self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch) -> MetricTotals:
         """Scores the data, each batch once.
 
         Args:
             data: a shard → its batches.
             steps: batches of all shards together; None for all there are.
+            watch: called between two executions; an error that it raises ends the evaluation on all tasks.
         """
 
-    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+    def test_steps(
+        self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch
+    ) -> Iterator[Callable[[], np.ndarray]]:
         """Scores the data batch by batch, for callbacks that act on validation batches.
 
         Yields a function for each batch, or for one batch of each task if they step together. The function scores the

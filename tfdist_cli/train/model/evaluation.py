@@ -1,10 +1,15 @@
-"""The evaluation loop: one `tf.function` that all engines use."""
+"""The evaluation loop: one `tf.function` that all engines use.
+
+A long evaluation is several executions of it, one after the other. Between them a task reports its progress, and acts
+on SIGTERM. What an execution has counted is the start of the next one, so that their number changes no result.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +20,8 @@ from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 
 ParameterReader = Callable[[Any], tuple[Tensors, ParameterScope]]
 """Takes a batch; returns the values of the parameters for it, and the scope in which the model uses them."""
+EXECUTION_SECONDS = 3.0
+"""Seconds after which an execution of the evaluation begins no more batches."""
 
 
 def evaluation_function(
@@ -25,26 +32,39 @@ def evaluation_function(
     *,
     each_batch: bool = False,
 ) -> Any:
-    """Returns a `tf.function` that evaluates batches until the iterator ends.
+    """Returns a `tf.function` that evaluates batches until the iterator ends, or for `EXECUTION_SECONDS`.
 
-    Its arguments are the iterator; the largest number of batches, int64, shape (), negative for no limit; and the shard
-    as its index and the number of shards, int64, shape (2,). Its result is the concatenation of `MetricTotals.pack` and
-    `EvaluationState.pack`, float64, shape (size,).
+    Its arguments are the iterator; the largest number of batches, int64, shape (), negative for no limit; the shard as
+    its index and the number of shards, int64, shape (2,); and a list of what is counted so far: `first_counts`, or the
+    last part of the result of the execution before. Its result is a list: whether the evaluation is complete, bool,
+    shape (); the concatenation of `MetricTotals.pack` and `EvaluationState.pack`, float64, shape (size,), of all
+    batches so far; and the arguments of the next execution, which begin with the number of batches, int64, shape ().
 
     Args:
         step: the model's step.
         totals: packs the metrics.
         evaluation_state: packs the state.
         make_reader: called once within the function; None reads all parameters at its start.
-        each_batch: whether to return the result after each batch, shape (batches, size).
+        each_batch: whether to return the counts after each batch of this execution, shape (batches, size).
     """
 
     @tf.function(autograph=False)
-    def evaluate(iterator: Any, limit: tf.Tensor, shard: tf.Tensor) -> tf.Tensor:
+    def evaluate(iterator: Any, limit: tf.Tensor, shard: tf.Tensor, counts: Tensors) -> list[tf.Tensor]:
         read, state = (make_reader or _read_once(step))(), values(step.state)
-        return _Loop(step, totals, evaluation_state, read, state).run(iterator, limit, shard, each_batch=each_batch)
+        loop = _Loop(step, totals, evaluation_state, read, state)
+        return loop.run(iterator, limit, shard, counts, each_batch=each_batch)
 
     return evaluate
+
+
+def first_counts(step: ModelStep, totals: MetricTotals, evaluation_state: EvaluationState) -> Tensors:
+    """Returns the counts with which the first execution begins. Call it within the strategy's scope.
+
+    Returns:
+        The number of batches, int64, shape (); the values of metrics; those of the state that evaluation changes.
+    """
+    own = evaluation_state.select(values(step.state))
+    return [tf.zeros([], tf.int64), *totals.initial_values(), *own]
 
 
 @dataclass(frozen=True)
@@ -65,43 +85,50 @@ class _Loop:
     read: ParameterReader
     state: Tensors
 
-    def run(self, iterator: Any, limit: tf.Tensor, shard: tf.Tensor, *, each_batch: bool) -> tf.Tensor:
+    def run(
+        self, iterator: Any, limit: tf.Tensor, shard: tf.Tensor, counts: Tensors, *, each_batch: bool
+    ) -> list[tf.Tensor]:
         """See `evaluation_function`."""
+        before, *counted = counts
+        begun = tf.timestamp()
+
+        def next_if(wanted: tf.Tensor) -> Any:
+            none = partial(tf.experimental.Optional.empty, iterator.element_spec)
+            return tf.cond(wanted, iterator.get_next_as_optional, none)
 
         def has_batch(optional: Any, *_: Any) -> tf.Tensor:
             return optional.has_value()
 
-        def evaluate_batch(optional: Any, done: tf.Tensor, metrics: Any, own: Any, *history: Any) -> list[Any]:
-            metrics, own, index, done = self._evaluated(optional.get_value(), done, metrics, own, shard)
+        def evaluate_batch(
+            optional: Any, _: tf.Tensor, done: tf.Tensor, metrics: Any, own: Any, *history: Any
+        ) -> list[Any]:
+            metrics, own, done = self._evaluated(optional.get_value(), done, metrics, own, shard)
+            index = tf.cast(done - before - 1, tf.int32)
             history = tuple(results.write(index, self._packed(done, metrics, own)) for results in history)
-            more = tf.logical_or(limit < 0, done < limit)
-            following = tf.cond(
-                more, iterator.get_next_as_optional, lambda: tf.experimental.Optional.empty(iterator.element_spec)
-            )
-            return [following, done, metrics, own, *history]
+            with tf.control_dependencies([done, *metrics]):
+                in_time = tf.timestamp() < begun + EXECUTION_SECONDS
+            following = next_if(tf.logical_and(in_time, tf.logical_or(limit < 0, done < limit)))
+            return [following, in_time, done, metrics, own, *history]
 
-        first = tf.cond(
-            tf.equal(limit, 0),
-            lambda: tf.experimental.Optional.empty(iterator.element_spec),
-            iterator.get_next_as_optional,
-        )
-        own = self.evaluation_state.select(self.state)
-        start = [first, tf.zeros([], tf.int64), self.totals.initial_values(), own]
+        metrics, own = counted[: len(self.totals.initial)], counted[len(self.totals.initial) :]
+        start = [next_if(tf.not_equal(limit, before)), tf.constant(True), before, metrics, own]
         if each_batch:
             shape = [self.totals.size + self.evaluation_state.size]
             start.append(tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=shape))
-        _, done, metrics, own, *history = tf.while_loop(has_batch, evaluate_batch, start, parallel_iterations=1)
-        return history[0].stack() if each_batch else self._packed(done, metrics, own)
+        _, complete, done, metrics, own, *history = tf.while_loop(
+            has_batch, evaluate_batch, start, parallel_iterations=1
+        )
+        packed = history[0].stack() if each_batch else self._packed(done, metrics, own)
+        return [complete, packed, done, *metrics, *own]
 
     def _evaluated(
         self, batch: Any, done: tf.Tensor, metrics: Any, own: Any, shard: tf.Tensor
-    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
-        """Evaluates a batch; returns metrics, changed state, the batch's index, and the number of batches so far."""
+    ) -> tuple[Tensors, Tensors, tf.Tensor]:
+        """Evaluates a batch; returns the metrics, the changed state, and the number of batches so far."""
         parameters, parameter_scope = self.read(batch)
         before = self.evaluation_state.insert(self.state, list(own), done, shard)
         result = self.step.evaluate(parameters, before, list(metrics), batch, parameter_scope)
-        index, done = tf.cast(done, tf.int32), done + 1
-        return result.metrics, self.evaluation_state.select(result.state), index, done
+        return result.metrics, self.evaluation_state.select(result.state), done + 1
 
     def _packed(self, done: tf.Tensor, metrics: Any, own: Any) -> tf.Tensor:
         return tf.concat(

@@ -7,6 +7,7 @@ advance by the number of evaluated batches, each of which draws its own random v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,18 @@ class EvaluationState:
             for old, new, adds in zip(self.select(before), own, self._adds, strict=True)
         ]
         return tf.concat([*changed, count[None]], axis=0)
+
+    def snapshot(self) -> Callable[[], None]:
+        """Returns a function that undoes what `apply` does from now on. Call both within the strategy's scope."""
+        before = [np.asarray(variable.numpy()) for variable in self._variables]
+        restore_seeds = self._seeds.snapshot()
+
+        def restore() -> None:
+            restore_seeds()
+            for variable, value in zip(self._variables, before, strict=True):
+                assign(variable, value)
+
+        return restore
 
     def apply(self, packed: np.ndarray, own: np.ndarray | None = None) -> None:
         """Applies the changes to the variables. Call it within the strategy's scope.

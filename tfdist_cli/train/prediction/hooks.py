@@ -17,6 +17,14 @@ from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.mirrored import WORD, summing
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_predicted_batches
 from tfdist_cli.train.trainer.config import Verbose
+from tfdist_cli.train.trainer.sigterm import end_if_terminated
+
+
+def _ended_by_sigterm(groups: Iterator[Leaves]) -> Iterator[Leaves]:
+    """Yields groups; if a callback of a training predicts them, SIGTERM ends the prediction."""
+    for leaves in groups:
+        end_if_terminated()
+        yield leaves
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Hooks:
         self.model.stop_predicting = False
         call.on_predict_begin()
         self._share_variables()
-        outputs, found = predict()
+        outputs, all_found = predict()
+        found = _ended_by_sigterm(all_found)
         collected = list(self._batch_by_batch(groups, outputs, found, call) if self.each_batch else found)
         call.on_predict_end()
         self._share_variables()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -387,6 +388,53 @@ def _local(
             )
         with _without_strategy(model), computing():
             return method(model, *args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def checked_between_batches(check: Callable[[], None]) -> Iterator[None]:
+    """Within it, Keras's `evaluate` and `predict`, which callbacks call, call a function after each batch.
+
+    Seen in Keras 3.15.1. Reason: only their own callbacks are called between batches, and those are the user's.
+    Replace with: a public hook that is called between the batches of all models.
+
+    Args:
+        check: the function; what it raises ends the call.
+    """
+
+    class Check(keras.callbacks.Callback):
+        """Calls the function."""
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 Keras's names
+            check()
+
+        def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            check()
+
+    replaced = {name: getattr(keras.Model, name) for name in ("evaluate", "predict")}
+    for name, method in replaced.items():
+        setattr(keras.Model, name, _with_callback(method, Check))
+    try:
+        yield
+    finally:
+        for name in replaced:
+            delattr(keras.Model, name)  # it is inherited from TensorFlowTrainer
+
+
+def _with_callback(method: Callable[..., Any], callback: type[keras.callbacks.Callback]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments.get("callbacks") or []
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.append(callback())
+        else:
+            own = given if isinstance(given, (list, tuple)) else [given]
+            bound.arguments["callbacks"] = [*own, callback()]
+        return method(*bound.args, **bound.kwargs)
 
     return call
 

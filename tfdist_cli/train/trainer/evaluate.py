@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -24,7 +26,12 @@ from tfdist_cli.train.trainer.checks import (
     data_errors_explained,
 )
 from tfdist_cli.train.trainer.config import Validation, Verbose
-from tfdist_cli.train.trainer.reporting import enable_logging
+from tfdist_cli.train.trainer.reporting import REPORT_SECONDS, enable_logging
+from tfdist_cli.train.trainer.sigterm import Terminated, termination_requested
+
+_LOG_SECONDS = 10.0
+"""Seconds between two log lines of an evaluation."""
+log = logging.getLogger("tfdist")
 
 
 def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's order
@@ -93,6 +100,41 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
         return list(logs.values()) if len(logs) > 1 else next(iter(logs.values()), [])
 
 
+class Watch:
+    """`engine.EvaluationWatch` of an evaluation: reports its progress on the chief, and ends it on SIGTERM.
+
+    Args:
+        steps: batches to evaluate; None if that is not known.
+        reports: whether this task reports.
+    """
+
+    def __init__(self, steps: int | None, *, reports: bool) -> None:
+        self._steps, self._reports = steps, reports
+        self._begun = self._sent = self._logged = time.monotonic()
+
+    def wanted(self) -> bool:
+        """Whether this task received SIGTERM."""
+        return termination_requested()
+
+    def between(self, batches: int, votes: int) -> None:
+        """See `engine.EvaluationWatch`.
+
+        Raises:
+            Terminated: a task received SIGTERM.
+        """
+        if votes:
+            raise Terminated(f"SIGTERM received: evaluation ended after {batches} batches", code="terminated")
+        now = time.monotonic()
+        if not self._reports or now < self._sent + REPORT_SECONDS:
+            return
+        self._sent = now
+        emit("evaluated", batches=batches, total=self._steps)
+        if now >= self._logged + _LOG_SECONDS:
+            self._logged = now
+            total = "" if self._steps is None else f" of {self._steps}"
+            log.info("evaluating: %d%s batches after %.0f s", batches, total, now - self._begun)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Evaluates data, and calls the test hooks of callbacks. All tasks that run the engine's loop use it alike.
@@ -112,7 +154,11 @@ class Evaluation:
     group_size: int = 1
 
     def run(self, validation: Validation) -> dict[str, Any]:
-        """Returns the metrics by name."""
+        """Returns the metrics by name.
+
+        Raises:
+            Terminated: a task received SIGTERM during a training. The model's state is as before.
+        """
         self.step.model.stop_evaluating = False
         self.callbacks.on_test_begin()
         if self.needs.callbacks:
@@ -123,13 +169,18 @@ class Evaluation:
         return logs
 
     def _at_once(self, validation: Validation) -> MetricTotals:
-        return self.engine.evaluate(validation.data, steps=validation.steps)
+        return self.engine.evaluate(validation.data, steps=validation.steps, watch=self._watch(validation))
+
+    def _watch(self, validation: Validation) -> Watch:
+        return Watch(validation.steps, reports=self.engine.is_chief)
 
     def _batch_by_batch(self, validation: Validation) -> MetricTotals:
         """Evaluates batch by batch, and calls the batch hooks. A callback may end the evaluation."""
         totals, done = MetricTotals(self.step, training=False), 0
         group = BatchGroup(self.callbacks.on_test_batch_begin, self.callbacks.on_test_batch_end, self.group_size)
-        for evaluate_batch in self.engine.test_steps(validation.data, steps=validation.steps):
+        for evaluate_batch in self.engine.test_steps(
+            validation.data, steps=validation.steps, watch=self._watch(validation)
+        ):
             if group.begin(done):
                 self.engine.share_changes()
             totals.add(evaluate_batch())

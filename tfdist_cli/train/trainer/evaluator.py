@@ -17,6 +17,7 @@ from tfdist_cli.train.engine.mirrored.collectives import Membership
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config import Validation
+from tfdist_cli.train.trainer.evaluate import Watch
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
 from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, flatten_metrics, format_metrics, log, utc_now
 
@@ -76,7 +77,8 @@ def run_evaluator(
             emit("state", state="evaluating")
             if not _restore(folder, checkpoint, step):
                 continue
-            metrics = engine.evaluate(validation.data, steps=validation.steps).logs()
+            watch = Watch(validation.steps, reports=True)
+            metrics = engine.evaluate(validation.data, steps=validation.steps, watch=watch).logs()
             if scores and _is_best(scores, checkpoint.state.step, metrics):
                 export(checkpoint.state.step)
             evaluated.append(checkpoint.state.step)

@@ -23,7 +23,7 @@ from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.tf_compat.keras_model import profiles_batches
+from tfdist_cli.train.tf_compat.keras_model import checked_between_batches, profiles_batches
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
 from tfdist_cli.train.trainer.checks import (
@@ -54,7 +54,7 @@ from tfdist_cli.train.trainer.evaluator import run_evaluator
 from tfdist_cli.train.trainer.loop import TrainingLoop
 from tfdist_cli.train.trainer.reporting import ProgressReporter, enable_logging, log, progress_logged
 from tfdist_cli.train.trainer.resume import StartPoint, restore_checkpoint
-from tfdist_cli.train.trainer.sigterm import SigtermRequest, Terminated
+from tfdist_cli.train.trainer.sigterm import SigtermRequest, Terminated, end_if_terminated
 
 MAX_UNROLLED_OPERATIONS = 16000
 """The most operations of steps in one function: compiling more of them takes longer than they save."""
@@ -219,7 +219,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         if start.step >= schedule.total:
             log.info("nothing to train: step %d of %d is done already", start.step, schedule.total)
         try:
-            with data_errors_explained(model):
+            with data_errors_explained(model), checked_between_batches(end_if_terminated):
                 history = loop.run(start)
         except Terminated:
             # All tasks leave together: if one left first, the others' last all-reduce would fail.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, NoReturn, cast
 
 import keras
 import numpy as np
@@ -106,8 +106,11 @@ class TrainingLoop:
             epochs=schedule.epochs,
             steps=None if schedule.is_open else schedule.steps_per_epoch,  # Keras shows "Unknown"
         )
+        self._interrupted = False
+        """Whether SIGTERM has ended an evaluation or a prediction of a callback, and with it the hook."""
         call = self._callbacks
-        self._group = BatchGroup(call.on_train_batch_begin, call.on_train_batch_end, schedule.steps_per_execution)
+        begin, end = (partial(self._call, hook) for hook in (call.on_train_batch_begin, call.on_train_batch_end))
+        self._group = BatchGroup(begin, end, schedule.steps_per_execution)
         self._group_size = 1 if schedule.adapts else schedule.steps_per_execution
         self._evaluation = Evaluation(engine, step, call, self._needs, self._group_size)
 
@@ -268,8 +271,10 @@ class TrainingLoop:
         logs = self._totals.logs()
         self._reporter.report("train", self._done, epoch + 1, logs, done=True)
         self._engine.settle(self._done)
+        self._end_if_interrupted()
         logs |= self._validate(epoch)
-        self._callbacks.on_epoch_end(epoch, logs)
+        self._call(self._callbacks.on_epoch_end, epoch, logs)
+        self._end_if_interrupted()
         self._recorded = epoch + 1
         if self._needs.callbacks:
             self._agree_to_stop()
@@ -431,12 +436,38 @@ class TrainingLoop:
             requests = self._engine.total(self._policy.requests())
             self._pause.reset()
         decision = self._policy.after_steps(self._done, epoch_complete=self._is_epoch_complete(), requests=requests)
-        if decision.save:
-            self._save(last=decision.terminate)
-            self._ask_evaluator()
         if decision.terminate:
-            self._engine.total(np.zeros(1))  # every task waits here until the chief has saved
-            raise Terminated(f"SIGTERM received: training ended after step {self._done}", code="terminated")
+            self._terminate()
+        if decision.save:
+            self._save()
+            self._ask_evaluator()
+
+    def _terminate(self) -> NoReturn:
+        """Saves a checkpoint, and ends the training. All tasks have to call it.
+
+        Raises:
+            Terminated: always.
+        """
+        self._save(last=True)
+        self._engine.total(np.zeros(1))  # every task waits here until the chief has saved
+        raise Terminated(f"SIGTERM received: training ended after step {self._done}", code="terminated")
+
+    def _call(self, hook: Callable[..., None], *args: Any) -> None:
+        """Calls a hook of callbacks. One that evaluates when SIGTERM is received ends early."""
+        try:
+            hook(*args)
+        except Terminated:
+            self._interrupted = True
+            log.warning("SIGTERM has interrupted %s of a callback", hook.__name__)
+
+    def _end_if_interrupted(self) -> None:
+        """Ends the training if SIGTERM has interrupted a hook: the end of this epoch is not recorded.
+
+        Raises:
+            Terminated: it has.
+        """
+        if self._needs.callbacks and chief_requests(self._engine, self._interrupted):
+            self._terminate()
 
     def _validate(self, epoch: int) -> dict[str, float]:
         """Evaluates the validation data if it is due after this epoch. Returns the metrics as `val_NAME`."""
@@ -444,7 +475,10 @@ class TrainingLoop:
         if validation is None or not validation.is_due(epoch + 1, last=self._is_complete()):
             return {}
         emit("state", state="evaluating")
-        metrics = self._evaluation.run(validation)
+        try:
+            metrics = self._evaluation.run(validation)
+        except Terminated:
+            self._terminate()
         advance(validation.data, validation.steps)
         self._reporter.report(validation.name, self._done, epoch + 1, metrics)
         emit("state", state="training")

@@ -1,4 +1,4 @@
-"""SIGTERM as a request: the training acts on it between two steps."""
+"""SIGTERM as a request: the training acts on it between two steps, and between two executions of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from tfdist_cli.errors import ExitCode, TfdistError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_active: list[SigtermRequest] = []
+"""Those whose context this process is in: at most one."""
 
 
 class Terminated(TfdistError):
@@ -34,13 +37,30 @@ class SigtermRequest:
         return self._received.is_set()
 
     def __enter__(self) -> Self:
+        _active.append(self)
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._note)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
+        _active.remove(self)
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._received.set()
+
+
+def termination_requested() -> bool:
+    """Whether SIGTERM was received during the training that this process is in."""
+    return any(request.is_received() for request in _active)
+
+
+def end_if_terminated() -> None:
+    """Ends what a callback does, such as an evaluation, so that the training can save its state.
+
+    Raises:
+        Terminated: SIGTERM was received during the training that this process is in.
+    """
+    if termination_requested():
+        raise Terminated("SIGTERM received", code="terminated")

@@ -13,6 +13,7 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers
 from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.trainer.evaluate import Watch
 from tfdist_cli.train.variables import stages as module
 from tfdist_cli.train.variables.placement import PlacementRules
 from tfdist_cli.train.variables.stages import Stages
@@ -89,9 +90,11 @@ def test_replicas_and_micro_batches_make_the_update_of_the_whole_batch(engine):
     assert sum(each.examples["chief:0"] for each in executions) == len(x)
     assert difference(plain.variables, model.variables) < 1e-6
     assert difference(plain.optimizer.variables, model.optimizer.variables) < 1e-6
-    scored = made.evaluate(lambda _: batches(x, y, batch=16), steps=None).logs()
+    scored = made.evaluate(lambda _: batches(x, y, batch=16), steps=None, watch=Watch(None, reports=False)).logs()
     assert scored["loss"] == pytest.approx(plain.evaluate(x, y, verbose=0)[0], rel=1e-5)
-    each_batch = [score() for score in made.test_steps(lambda _: batches(x, y, batch=16), steps=2)]
+    each_batch = [
+        score() for score in made.test_steps(lambda _: batches(x, y, batch=16), steps=2, watch=Watch(2, reports=False))
+    ]
     assert len(each_batch) == 2
 
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.divided import DividedBatches, part
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
-from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
+from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
@@ -238,13 +238,15 @@ class MirroredEngine:
         """See `Engine.operations`."""
         return self._operations
 
-    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+    def evaluate(self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch) -> MetricTotals:
         """See `Engine.evaluate`; each task scores its own shard of the data, once."""
-        return self._scoring.evaluate(data, steps=steps)
+        return self._scoring.evaluate(data, steps=steps, watch=watch)
 
-    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+    def test_steps(
+        self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch
+    ) -> Iterator[Callable[[], np.ndarray]]:
         """See `Engine.test_steps`."""
-        return self._scoring.test_steps(data, steps=steps)
+        return self._scoring.test_steps(data, steps=steps, watch=watch)
 
     def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:
         """See `Engine.count`; each task counts its own shard, and the chief the one that all of them read."""

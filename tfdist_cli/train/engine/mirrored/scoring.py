@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
+from tfdist_cli.train.engine.base import EvaluationWatch
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
-from tfdist_cli.train.model.evaluation import ParameterReader, batch_evaluation_function, evaluation_function
+from tfdist_cli.train.model.evaluation import (
+    ParameterReader,
+    batch_evaluation_function,
+    evaluation_function,
+    first_counts,
+)
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
@@ -57,35 +63,66 @@ class Scoring:
         self._make_reader = make_reader
         self._evaluation = self._batch_evaluation = None
 
-    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
-        """See `Engine.evaluate`."""
+    def evaluate(self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch) -> MetricTotals:
+        """See `Engine.evaluate`; a task whose shard has ended waits for the others."""
         dataset, limit = self._shard_of(data, steps)
         with self._scope():
             state = self._state_of(dataset)
             if self._evaluation is None:
                 self._evaluation = evaluation_function(self._step, self._totals, state, self._make_reader)
-            counted = self._evaluation(iter(dataset), tf.constant(limit, tf.int64), self._shard).numpy()
+            counts = first_counts(self._step, self._totals, state)
+            iterator, complete, counted = iter(dataset), False, np.zeros(0)
+        while True:
+            if not complete:
+                with self._scope():
+                    ended, packed, *counts = self._evaluation(
+                        iterator, tf.constant(limit, tf.int64), self._shard, counts
+                    )
+                complete, counted = bool(ended), packed.numpy()
+            own = np.array([not complete, watch.wanted(), int(counts[0])], np.float64)
+            going_on, votes, batches = (int(total) for total in self._collectives.total(own))
+            if not going_on:
+                break
+            watch.between(batches, votes)
         totals = MetricTotals(self._step, training=False)
         totals.add(self._summed(counted))
         return totals
 
-    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+    def test_steps(
+        self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch
+    ) -> Iterator[Callable[[], np.ndarray]]:
         """See `Engine.test_steps`; a task that has no batch left adds zeros to the sums of the others."""
         dataset, left = self._shard_of(data, steps)
         iterator = iter(dataset)
         with self._scope():
             state = self._state_of(dataset)
+            restore = state.snapshot()
         if self._batch_evaluation is None:
             self._batch_evaluation = batch_evaluation_function(
                 self._step, self._totals, state, dataset.element_spec, self._make_reader
             )
+        done = 0
         while True:
             batch = iterator.get_next_as_optional() if left else None
             own = batch.get_value() if batch is not None and batch.has_value() else None
-            if not self._collectives.total(np.array([float(own is not None)]))[0]:
+            more, votes = self._collectives.total(np.array([own is not None, watch.wanted()], np.float64))
+            if not more:
                 return
+            with self._undone_if_ended(restore):
+                watch.between(done, int(votes))
             yield partial(self._counted, own)
             left -= 1
+            done += int(more)
+
+    @contextmanager
+    def _undone_if_ended(self, restore: Callable[[], None]) -> Iterator[None]:
+        """Restores the state if the evaluation is ended: it will begin again."""
+        try:
+            yield
+        except Exception:
+            with self._scope(), self._assigned.paused():
+                restore()
+            raise
 
     def _shard_of(self, data: DatasetFunction, steps: int | None) -> tuple[tf.data.Dataset, int]:
         """This task's shard of the data, and its number of batches; -1 for all."""

@@ -21,13 +21,13 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
-from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
+from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.model_parallel.gradient_sums import computed_alone, sum_gradients
 from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables
-from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function
+from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function, first_counts
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
@@ -273,7 +273,7 @@ class ModelParallelEngine:
         """See `Engine.operations`."""
         return self._operations
 
-    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
+    def evaluate(self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch) -> MetricTotals:
         """Scores the data on the workers of the first replica."""
         dataset = checked(data, Shard())
         with self.scope():
@@ -281,16 +281,26 @@ class ModelParallelEngine:
             if self._evaluation is None:
                 self._evaluation = evaluation_function(self._step, self._totals, scored)
             limit = tf.constant(-1 if steps is None else steps, tf.int64)
-            counted = self._evaluation(iter(dataset), limit, tf.constant(_ALL, tf.int64)).numpy()
+            iterator, counts = iter(dataset), first_counts(self._step, self._totals, scored)
+        complete = False
+        while not complete:
+            with self.scope():
+                ended, counted, *counts = self._evaluation(iterator, limit, tf.constant(_ALL, tf.int64), counts)
+            complete = bool(ended)
+            if not complete:
+                watch.between(int(counts[0]), int(watch.wanted()))
         totals = MetricTotals(self._step, training=False)
-        totals.add(self._counts(counted))
+        totals.add(self._counts(counted.numpy()))
         return totals
 
-    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+    def test_steps(
+        self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch
+    ) -> Iterator[Callable[[], np.ndarray]]:
         """See `Engine.test_steps`."""
         dataset = checked(data, Shard())
         with self.scope():
             scored = self._scoring(dataset)
+            restore = scored.snapshot()
         if self._batch_evaluation is None:
             self._batch_evaluation = batch_evaluation_function(self._step, self._totals, scored, dataset.element_spec)
 
@@ -298,7 +308,13 @@ class ModelParallelEngine:
             with self.scope():
                 return self._counts(self._batch_evaluation(batch, tf.constant(_ALL, tf.int64)).numpy())
 
-        for batch in dataset if steps is None else dataset.take(steps):
+        for done, batch in enumerate(dataset if steps is None else dataset.take(steps)):
+            try:
+                watch.between(done, int(watch.wanted()))
+            except Exception:
+                with self.scope():
+                    restore()  # the evaluation will begin again
+                raise
             yield partial(score, batch)
 
     def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:

@@ -143,15 +143,78 @@ class ParameterServerContext:
                 fetched = None
             if fetched is not None:
                 return fetched
-            remote = self.run_on_worker(self._live_worker(), function)
+            remote = self.run_on_worker(live_worker(self.workers), function)
 
-    def _live_worker(self) -> Any:
-        pause = threading.Event()
+
+class Stream:
+    """Calls of a function on a worker, with an iterator that stays open from one to the next.
+
+    If the worker is lost, another one continues: it opens the data at the position of the call that was lost.
+
+    Args:
+        workers: the workers.
+        place: the index of the first worker to use.
+        open_at: opens the data at a position, on the current device; returns the iterator.
+        function: the function of the iterator and other arguments; returns tensors.
+    """
+
+    def __init__(
+        self, workers: Workers, place: int, open_at: Callable[[int], Any], function: Callable[..., Sequence[tf.Tensor]]
+    ) -> None:
+        self._workers, self._place, self._open_at, self._function = workers, place, open_at, function
+        self._worker: Any = workers[place]
+        self._iterator: Any = None
+        self._runs = [0]
+        """How often the last call has run: TensorFlow repeats it on a worker that was replaced."""
+        self._fetched = 0
+        """How often it had when its result was fetched."""
+        self._call: Callable[[], Any] = list
+        self._pending: Any = None
+
+    def begin(self, position: int, *args: Any) -> None:
+        """Requests the next call.
+
+        Args:
+            position: where in the data it begins: where the last one has ended.
+            args: the function's other arguments.
+        """
+        before, fetched, self._runs = self._runs, self._fetched, [0]
+        runs = self._runs
+
+        def call() -> list[tf.Tensor]:
+            runs[0] += 1
+            if self._iterator is None or runs[0] > 1 or before[0] != fetched:
+                self._iterator = self._open_at(position)
+            results = self._function(self._iterator, *args)
+            with tf.device(CHIEF_DEVICE):  # a worker that has returned may fail
+                return [tf.identity(each) for each in results]
+
+        self._call = call
+        self._pending = self._worker.create_resource(call)
+
+    def take(self) -> list[Any]:
+        """Waits for the results of the call."""
         while True:
-            for worker in self.workers:
-                if not is_dead(worker):
-                    return worker
-            pause.wait(_POLL_SECONDS)  # TensorFlow has no event for a worker that is back
+            try:
+                results: list[Any] = self._pending.fetch()
+            except tf.errors.CancelledError:
+                if failure_of(self._pending) is not None:
+                    raise  # the function itself was cancelled
+                self._iterator, self._worker = None, live_worker(self._workers, self._worker, self._place)
+                self._pending = self._worker.create_resource(self._call)
+                continue
+            self._fetched = self._runs[0]
+            return results
+
+
+def live_worker(workers: Workers, preferred: Any = None, place: int = 0) -> Any:
+    """Waits until a worker runs; returns `preferred` if it does, else the one at `place` of those that do."""
+    pause = threading.Event()
+    while True:
+        alive = [worker for worker in workers if not is_dead(worker)]
+        if alive:
+            return preferred if preferred in alive else alive[place % len(alive)]
+        pause.wait(_POLL_SECONDS)  # TensorFlow has no event for a worker that is back
 
 
 def raise_cause(error: Exception) -> NoReturn:

@@ -21,16 +21,21 @@ from tfdist_cli.train.cluster.membership import Membership, Refusal
 from tfdist_cli.train.data.divided import DividedBatches
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, counting_function
 from tfdist_cli.train.data.python_data import PythonData
-from tfdist_cli.train.engine.base import DEFAULT_RULES, Execution, Pause, Rules, Sharing
+from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
-from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext, raise_cause
+from tfdist_cli.train.engine.parameter_server.context import (
+    CHIEF_DEVICE,
+    ParameterServerContext,
+    Stream,
+    raise_cause,
+)
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, check_updates_within, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
 from tfdist_cli.train.layers.dynamic_tables import require_row_updates
 from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.model.embeddings import EmbeddingTables
-from tfdist_cli.train.model.evaluation import evaluation_function
+from tfdist_cli.train.model.evaluation import evaluation_function, first_counts
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla
 from tfdist_cli.train.model.metrics import MetricTotals
@@ -90,8 +95,7 @@ class ParameterServerEngine:
             self._divided = DividedBatches.of(element_spec, self.workers)
             self._element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
         step.batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
-        self._evaluations: dict[bool, Any] = {}
-        self._scored_state: EvaluationState | None = None
+        self._evaluations: dict[bool, tuple[Any, EvaluationState]] = {}
         self._iterators: Any = None
         optimizer, parameters = step.optimizer, step.parameters
         for each in step.optimizers:
@@ -324,46 +328,70 @@ class ParameterServerEngine:
         """See `Engine.operations`."""
         return self._step.operation_count(self._element_spec)
 
-    def evaluate(self, data: DatasetFunction, *, steps: int | None) -> MetricTotals:
-        """Every worker scores its own shard of the data; if it is lost meanwhile, another one scores the shard."""
+    def evaluate(self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch) -> MetricTotals:
+        """Every worker scores its own shard of the data; if it is lost meanwhile, another one continues the shard."""
         totals = MetricTotals(self._step, training=False)
-        for counted in self._scored(data, steps, each_batch=False):
+        for counted in self._scored(data, steps, watch, each_batch=False):
             totals.add(counted[-1])
         return totals
 
-    def test_steps(self, data: DatasetFunction, *, steps: int | None) -> Iterator[Callable[[], np.ndarray]]:
+    def test_steps(
+        self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch
+    ) -> Iterator[Callable[[], np.ndarray]]:
         """See `Engine.test_steps`; yields the batches of one shard after the other."""
-        for counted in self._scored(data, steps, each_batch=True):
+        for counted in self._scored(data, steps, watch, each_batch=True):
             for own in np.diff(counted, axis=0, prepend=0.0):
                 yield partial(np.copy, own)
 
-    def _scored(self, data: DatasetFunction, steps: int | None, *, each_batch: bool) -> Iterator[np.ndarray]:
+    def _scored(
+        self, data: DatasetFunction, steps: int | None, watch: EvaluationWatch, *, each_batch: bool
+    ) -> Iterator[np.ndarray]:
         """Yields what the evaluation of each shard has counted, as `evaluation_function` returns it."""
-        function = self._evaluation_function(data, each_batch=each_batch)
+        function, state = self._evaluation_function(data, each_batch=each_batch)
         workers = self.workers
         once = data.read_at_once() if isinstance(data, PythonData) else None
 
-        def score(shard: Shard) -> Any:
-            limit = -1 if steps is None else steps // workers + (shard.index < steps % workers)
-            numbers = tf.constant(limit, tf.int64), tf.constant([shard.index, workers], tf.int64)
-            scored = function(_iterator(once or data, shard, ends=steps is None), *numbers)
-            with tf.device(CHIEF_DEVICE):  # a worker that has scored its shard may fail
-                return tf.identity(scored)
+        def shard_of(index: int) -> ShardEvaluation:
+            limit = -1 if steps is None else steps // workers + (index < steps % workers)
+            numbers = tf.constant(limit, tf.int64), tf.constant([index, workers], tf.int64)
+            opened = partial(_iterator, once or data, Shard(index, workers, index), ends=steps is None)
+            stream = Stream(
+                self._workers,
+                index,
+                lambda done: opened(skip=done),
+                lambda iterator, counts: function(iterator, *numbers, counts),
+            )
+            return ShardEvaluation(stream, counts)
 
-        results = self._on_workers([partial(score, Shard(n, workers, n)) for n in range(workers)])
-        if once and once is not data:
-            once.close()
-        whole = [counted if each_batch else counted[None] for counted in results]
-        self._apply_state_changes(whole)
+        shards: list[ShardEvaluation] = []
+        try:
+            with self.scope():
+                counts = first_counts(self._step, self._context.totals, state)
+                shards += [shard_of(index) for index in range(workers)]
+                while left := [each for each in shards if not each.complete]:
+                    for each in left:
+                        each.begin()
+                    for each in left:
+                        each.take()
+                    if not all(each.complete for each in left):
+                        watch.between(sum(each.batches for each in shards), int(watch.wanted()))
+        except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+            _kept_open.append(shards)
+            raise_cause(error)
+        finally:
+            if once and once is not data:
+                once.close()
+        whole = [np.concatenate(each.counted) if each_batch else each.counted[-1][None] for each in shards]
+        self._apply_state_changes(state, whole)
         size = self._context.totals.size
         yield from (counted[:, :size] for counted in whole)
 
-    def _apply_state_changes(self, results: list[np.ndarray]) -> None:
+    def _apply_state_changes(self, state: EvaluationState, results: list[np.ndarray]) -> None:
         """Adds up the changes that workers have made to the state while they scored."""
         last = [counted[-1, self._context.totals.size :] for counted in results if len(counted)]
-        if last and self._scored_state:
+        if last:
             with self.scope():
-                self._scored_state.apply(np.sum(last, axis=0))
+                state.apply(np.sum(last, axis=0))
 
     def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:
         """See `Engine.count`; every worker counts its own shard, at the same time."""
@@ -425,15 +453,16 @@ class ParameterServerEngine:
 
         self._step.jit = choose_xla(self._step, self._element_spec, wanted, run)
 
-    def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> Any:
+    def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> tuple[Any, EvaluationState]:
         if each_batch not in self._evaluations:
             spec = checked(data, Shard()).element_spec
             with self.scope():
-                scored = self._scored_state = EvaluationState(self._step, spec, self._context.seeds)
+                scored = EvaluationState(self._step, spec, self._context.seeds)
                 totals = self._context.totals
                 function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
-                specs = tf.data.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
-                self._evaluations[each_batch] = function.get_concrete_function(*specs)
+                counts = [tf.TensorSpec(each.shape, each.dtype) for each in first_counts(self._step, totals, scored)]
+                specs = tf.data.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64), counts
+                self._evaluations[each_batch] = function.get_concrete_function(*specs), scored
         return self._evaluations[each_batch]
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, ParameterScope]]:
@@ -476,17 +505,47 @@ class _ChangePause:
 _kept_open: list[Any] = []
 
 
-def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False) -> Any:
+class ShardEvaluation:
+    """The evaluation of a shard on one worker after the other, in executions.
+
+    Args:
+        stream: calls the function of `evaluation_function`.
+        counts: with which the first execution begins, see `first_counts`.
+
+    Attributes:
+        complete: whether the shard is evaluated.
+        batches: how many of its batches are evaluated.
+        counted: what each execution has counted.
+    """
+
+    def __init__(self, stream: Stream, counts: Tensors) -> None:
+        self._stream, self._counts = stream, counts
+        self.complete, self.batches = False, 0
+        self.counted: list[np.ndarray] = []
+
+    def begin(self) -> None:
+        """Requests the next execution."""
+        self._stream.begin(self.batches, self._counts)
+
+    def take(self) -> None:
+        """Waits for the execution."""
+        complete, counted, *self._counts = self._stream.take()
+        self.complete, self.batches = bool(complete), int(self._counts[0])
+        self.counted.append(np.asarray(counted))
+
+
+def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False, skip: int = 0) -> Any:
     """Creates a worker's iterator on its device, or on the chief if only the chief can read the data.
 
     Args:
         data: a shard → its batches.
         shard: the worker's.
         ends: whether it is read to its end.
+        skip: the first batches, which are left out.
     """
     with tf.device(CHIEF_DEVICE) if isinstance(data, PythonData) else nullcontext():
         dataset = checked(data, shard)
-        iterator = iter(dataset)
+        iterator = iter(dataset.skip(skip) if skip else dataset)
     if not ends and calls_python(dataset):
         _kept_open.append(iterator)
     return iterator

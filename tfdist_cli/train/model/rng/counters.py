@@ -10,7 +10,7 @@ variable. For all others, the start is a constant in the traced step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -114,6 +114,17 @@ class SeedCounters:
             if np.any(batches * draws):
                 self._starts[n] = np.asarray(self._later(variable, tf.constant(self._starts[n]), batches * draws))
                 variable.value.assign(self._later(variable, values([variable])[0], batches * draws))
+
+    def snapshot(self) -> Callable[[], None]:
+        """Returns a function that undoes what `advance` does from now on."""
+        starts, counters = list(self._starts), [value.numpy() for value in values(self._variables)]
+
+        def restore() -> None:
+            self._starts = starts
+            for variable, value in zip(self._variables, counters, strict=True):
+                variable.value.assign(value)
+
+        return restore
 
     def write_starts(self) -> None:
         """Assigns the start of each counter that evaluation moves to its variable, from which steps read it."""

@@ -1,0 +1,46 @@
+"""SIGTERM ends a training within an evaluation: its state is saved, and the next launch finishes the epoch."""
+
+import signal
+
+import pytest
+
+from tests.support.tasks import program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+PS = {"chief": 1, "ps": 1, "worker": 2}
+MIRRORED = {"worker": 2}
+STAGES = {"chief": 1, "worker": 2}
+
+
+@pytest.mark.rotates(9)
+@pytest.mark.parametrize(
+    ("roles", "mode", "where"),
+    [
+        (PS, "async", "validation"),
+        (PS, "sync", "validation"),
+        (MIRRORED, "none", "validation"),
+        (PS, "async", "tfdist.evaluate"),
+        (PS, "async", "tfdist.predict"),
+        (PS, "async", "model.evaluate"),
+        (PS, "sync", "model.predict"),
+        (MIRRORED, "none", "model.evaluate"),
+        (STAGES, "none", "validation"),
+    ],
+)
+def test_sigterm_in_an_evaluation_saves_and_ends(roles, mode, where, cluster):
+    tasks = cluster(**roles)
+    env = {"TFDIST_STRATEGY": "model_parallel"} if roles is STAGES else {}
+    signalled = [task for task in tasks.tasks if roles is MIRRORED or task == "chief:0"]
+    tasks.start(program("terminated.py", tasks.folder, where, mode), env=env)
+    tasks.await_path(signalled[0], tasks.folder / "begun")
+    for task in signalled:
+        tasks.processes[task].send_signal(signal.SIGTERM)
+    for task in signalled:
+        assert tasks.code_of(task, timeout=25) == 143, tasks.outputs()
+    tasks.finish(25)
+    (saved,) = (tasks.folder / "kept").glob("step-*")
+    assert saved.name.lstrip("step-0") == "20"
+    again = tasks.start(program("terminated.py", tasks.folder, "nothing", mode), env=env).finish()
+    assert {task: one.code for task, one in again.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert again[signalled[0]].result == [40, [0, 1]]

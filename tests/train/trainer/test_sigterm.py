@@ -1,0 +1,95 @@
+"""SIGTERM within an evaluation ends it between two executions; the training saves its state and resumes there."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tests.support.codes import raises
+from tests.support.compare import batches, classes, classifier
+from tfdist_cli.train.model import evaluation
+from tfdist_cli.train.trainer.sigterm import Terminated
+
+pytestmark = pytest.mark.slow
+
+SCORED = classes(40, seed=1)
+
+
+class Killing:
+    """Makes data whose third batch sends SIGTERM to this process, once."""
+
+    def __init__(self):
+        self.left = 3
+
+    def batches(self):
+        read = batches(*SCORED, batch=4)
+
+        def counted(x, y):
+            return tf.ensure_shape(tf.py_function(self._count, [x], x.dtype), read.element_spec[0].shape), y
+
+        return read.map(counted)
+
+    def _count(self, x):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _one_batch_an_execution(monkeypatch):
+    monkeypatch.setattr(evaluation, "EXECUTION_SECONDS", 0.0)
+
+
+def trained(folder, validation, *callbacks):
+    keras.utils.set_random_seed(1)
+    model = classifier(optimizer="adam")
+    history = tfdist.fit(
+        model,
+        batches(),
+        epochs=2,
+        validation_data=validation,
+        callbacks=list(callbacks),
+        checkpoints=tfdist.Checkpoints(folder, every_seconds=3600),
+    )
+    return model, history
+
+
+@pytest.mark.parametrize("each_batch", [False, True])
+def test_a_validation_that_was_ended_is_repeated(tmp_path, each_batch):
+    callbacks = [keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)] * each_batch
+    killing = Killing()
+    with raises(Terminated, "terminated"):
+        trained(tmp_path / "kept", killing.batches(), *callbacks)
+    assert killing.left > -7  # 10 batches have been read if it has not ended
+    ours, history = trained(tmp_path / "kept", batches(*SCORED, batch=4), *callbacks)
+    plain, expected = trained(tmp_path / "other", batches(*SCORED, batch=4), *callbacks)
+    assert history.epoch == expected.epoch
+    for name, values in expected.history.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-6)
+    for one, other in zip(plain.variables, ours.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize("owner", ["model", "tfdist"])
+def test_sigterm_ends_the_evaluation_of_a_callback(tmp_path, owner, method):
+    killing, ended = Killing(), []
+
+    class Scores(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            own = (self.model,) if owner == "tfdist" else ()
+            data = killing.batches().repeat()
+            getattr(tfdist if own else self.model, method)(*own, data, steps=10**6, verbose=0)
+            ended.append(epoch)
+
+    with raises(Terminated, "terminated"):
+        trained(tmp_path / "kept", batches(*SCORED, batch=4), Scores())
+    assert ended == []
+    assert len([*(tmp_path / "kept").glob("step-*")]) == 1
+    _, history = trained(tmp_path / "kept", batches(*SCORED, batch=4))
+    assert history.epoch == [0, 1]
