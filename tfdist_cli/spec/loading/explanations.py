@@ -14,6 +14,7 @@ from tfdist_cli.spec.loading.keys import model_at, suggest
 from tfdist_cli.spec.loading.positions import Node, Unusable
 from tfdist_cli.spec.loading.problems import CONFIDENTIAL, KeyPath, Place, Problem, dotted, either
 from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 
 Details = Mapping[str, Any]
 """One entry of `ValidationError.errors()`."""
@@ -147,9 +148,16 @@ def _advice(expected: Sequence[str], alternatives: Sequence[Details], got: Any) 
         return " in quotes: remove the quotes"
     if got is None and {details["type"] for details in alternatives} == {"model_type"}:
         return ": write {} for the defaults, or remove the key"
+    if _is_count(got) and {details.get("ctx", {}).get("class_name") for details in alternatives} == {RoleSpec.__name__}:
+        return f": write {{replicas: {got}}}"
     choices = [choice for details in alternatives for choice in _choices(details)]
     near = get_close_matches(got, choices, n=1) if isinstance(got, str) else []
     return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _is_count(got: Any) -> bool:
+    """Returns whether a value is a number of tasks, in quotes or not."""
+    return isinstance(got, int | str) and not isinstance(got, bool) and str(got).isdecimal()
 
 
 def _choices(details: Details) -> list[str]:
