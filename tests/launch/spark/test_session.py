@@ -10,11 +10,27 @@ from tfdist_cli.launch.spark import session
 
 
 class Context:
-    """A SparkContext whose stage lasts until it is cancelled, or fails."""
+    """A SparkContext whose stage lasts until it is cancelled, or fails.
 
-    def __init__(self, error=None):
+    Args:
+        error: the error of the stage.
+        slots: the slots of the executors, as often as they are counted; the last one stays.
+        dynamic: whether executors come and go.
+    """
+
+    def __init__(self, error=None, slots=(2,), dynamic="false"):
         self.error, self.stage, self.groups = error, None, []
+        self.counted, (*self.slots, self.last) = threading.Event(), slots
+        profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
+        java = SimpleNamespace(maxNumConcurrentTasks=self.count, resourceProfileManager=lambda: profiles)
+        self._jsc = SimpleNamespace(sc=lambda: java)
+        self.getConf = lambda: {"spark.dynamicAllocation.enabled": dynamic}
         self.began, self.cancelled = threading.Event(), threading.Event()
+
+    def count(self, profile):
+        assert profile == "default"
+        self.counted.set()
+        return self.slots.pop(0) if self.slots else self.last
 
     def setJobGroup(self, group, description, interruptOnCancel):  # noqa: N802, N803
         self.groups.append(group)
@@ -35,11 +51,12 @@ class Context:
         assert self.cancelled.wait(10)
 
 
-def ask(server):
+def ask(server, seconds=10):
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(10)
     client.connect(str(server.path))
-    client.sendall(json.dumps({"launcher": ["h", 1], "secret": "s", "slots": 2}).encode() + b"\n")
+    order = {"launcher": ["h", 1], "secret": "s", "slots": 2, "slots_seconds": seconds}
+    client.sendall(json.dumps(order).encode() + b"\n")
     return client
 
 
@@ -62,8 +79,34 @@ def test_a_stage_is_cancelled_when_the_program_goes_on():
     client.close()
 
 
+def test_too_few_slots_start_no_stage():
+    context = Context(slots=(1,))
+    with session.SessionServer(context) as server, ask(server, seconds=0).makefile() as answers:
+        error = parse_error(answers.read())
+    assert (error.code, error.usage, context.stage) == ("too-few-slots", True, None)
+
+
+def test_slots_that_come_later_are_used():
+    context = Context(slots=(0, 2))
+    with session.SessionServer(context) as server:
+        client = ask(server)
+        assert context.began.wait(10)
+        client.close()
+    assert context.stage == ([0, 1], 2)
+
+
+def test_nobody_waits_for_slots_once_the_driver_has_ended():
+    context = Context(slots=(0,))
+    with session.SessionServer(context) as server:
+        client = ask(server, seconds=1000)
+        assert context.counted.wait(10)
+        client.close()
+        assert context.cancelled.wait(10)
+    assert context.stage is None
+
+
 def test_the_driver_learns_why_a_stage_has_failed():
-    with session.SessionServer(Context(RuntimeError("[SPARK-24942] no"))) as server, ask(server).makefile() as answers:
+    with session.SessionServer(Context(RuntimeError("[SPARK-24942] no"), (0,), "true")) as server, ask(server).makefile() as answers:
         error = parse_error(answers.read())
     assert error.code == "dynamic-allocation"
     assert not server.path.exists()

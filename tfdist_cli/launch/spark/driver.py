@@ -52,12 +52,7 @@ def driver_error(error: Any, slots: int) -> DriverError:
     java = getattr(error, "java_exception", None)
     message = str(java.getMessage() if java else error)
     if _TOO_FEW_SLOTS in message:
-        return DriverError(
-            f"it has not {slots} free slots, one for each task",
-            "too-few-slots",
-            "lower the replicas or the cpus of roles, or give Spark more cores",
-            usage=True,
-        )
+        return too_few_slots(slots)
     if _DYNAMIC in message:
         return DriverError(
             "its executors come and go (spark.dynamicAllocation.enabled), and barrier stages need fixed ones",
@@ -79,6 +74,22 @@ def driver_error(error: Any, slots: int) -> DriverError:
             "check spark.master_url in the cluster file, and Spark's web page",
         )
     return DriverError(_summary(message), "slots-lost", "see the log of the executor in Spark's web page")
+
+
+def too_few_slots(slots: int, found: int | None = None) -> DriverError:
+    """Returns the error for an application that has not a slot for each task.
+
+    Args:
+        slots: the slots that the tasks need.
+        found: the slots of the application, as far as they are known.
+    """
+    have = "" if found is None else f": it has {found} in all"
+    return DriverError(
+        f"it has not {slots} free slots, one for each task{have}",
+        "too-few-slots",
+        "lower the replicas or the cpus of roles, or give Spark more cores",
+        usage=True,
+    )
 
 
 def _summary(message: str) -> str:

@@ -74,7 +74,7 @@ def _in_session(cluster: Cluster, spec: SparkSpec, path: Path) -> Submission:
     slots = len(cluster.tasks)
 
     def argv(launcher: str) -> Sequence[str]:
-        return [sys.executable, "-m", session.__name__, str(path), launcher, str(slots)]
+        return [sys.executable, "-m", session.__name__, str(path), launcher, str(slots), str(spec.slots_seconds)]
 
     return Submission("Spark", argv, spec.address or own_host(""), slots, spec.wait_seconds)
 

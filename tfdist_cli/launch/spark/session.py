@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,10 @@ from typing import IO, Any
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
 from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
 from tfdist_cli.launch.spark.barrier import run_slot
-from tfdist_cli.launch.spark.driver import driver_error, exit_with
+from tfdist_cli.launch.spark.driver import driver_error, exit_with, too_few_slots
+
+_POLL_SECONDS = 0.5
+_DYNAMIC = "spark.dynamicAllocation.enabled"
 
 
 class SessionServer:
@@ -79,20 +83,43 @@ class SessionServer:
                 self._connections.discard(connection)
 
     def _run_stage(self, order: dict[str, Any], orders: IO[str]) -> DriverError | None:
-        group = f"tfdist-{uuid.uuid4().hex}"
+        group, ended = f"tfdist-{uuid.uuid4().hex}", threading.Event()
 
         def cancel_at_end() -> None:
             orders.read()
+            ended.set()
             self._context.cancelJobGroup(group)
 
         slots = order["slots"]
         self._context.setJobGroup(group, f"tfdist: {slots} tasks", interruptOnCancel=True)
         threading.Thread(target=cancel_at_end, daemon=True).start()
         try:
+            if missing := self._await_slots(slots, order["slots_seconds"], ended):
+                return missing
+            if ended.is_set():
+                return None
             stage = self._context.parallelize(range(slots), slots).barrier()
             stage.mapPartitions(partial(run_slot, tuple(order["launcher"]), order["secret"])).collect()
         except Exception as error:  # noqa: BLE001 all are for the launcher
             return driver_error(error, slots)
+        return None
+
+    def _await_slots(self, slots: int, seconds: float, ended: threading.Event) -> DriverError | None:
+        """Waits until the session's executors have enough slots; returns the error if they do not in time.
+
+        Spark itself tries a stage that needs more slots again for ten minutes, also when its job is cancelled, and runs
+        it when there are enough. Of a session with dynamic allocation Spark refuses the stage.
+        """
+        if self._context.getConf().get(_DYNAMIC, "false") == "true":
+            return None
+        spark = self._context._jsc.sc()
+        profile = spark.resourceProfileManager().defaultResourceProfile()
+        deadline = time.monotonic() + seconds
+        while (found := spark.maxNumConcurrentTasks(profile)) < slots:
+            if time.monotonic() > deadline:
+                return too_few_slots(slots, found)
+            if ended.wait(_POLL_SECONDS):
+                return None
         return None
 
 
@@ -106,7 +133,7 @@ def _end(connection: socket.socket, error: DriverError | None) -> None:
 
 def main() -> int:
     """Has the session run the stage until its agents have exited; returns the exit code."""
-    path, address, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    path, address, slots, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     host, _, port = address.rpartition(":")
     launcher, secret = (host, int(port)), os.environ.pop(SECRET)
     control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
@@ -117,7 +144,8 @@ def main() -> int:
         except OSError as error:
             sys.stdout.write(error_line(_no_session(path, error)))
             return 1
-        session.sendall(json.dumps({"launcher": launcher, "secret": secret, "slots": slots}).encode() + b"\n")
+        order = {"launcher": launcher, "secret": secret, "slots": slots, "slots_seconds": seconds}
+        session.sendall(json.dumps(order).encode() + b"\n")
         with session.makefile("r") as answers:
             answer = answers.read()
     sys.stdout.write(answer)
