@@ -68,7 +68,7 @@ def test_a_dataset_s_training_survives_a_node(ray_cluster, replace_node, tmp_pat
         "none": "no-such-column",
         "name": "column-not-numbers",
         "null": "empty-values",
-        "ragged": "column-not-numbers",
+        "ragged": "unequal-lists",
     }
     assert found["accuracy"] > 0.9
     (folder,) = (tmp_path / "store").iterdir()

@@ -19,20 +19,22 @@ from pyarrow import parquet  # noqa: E402 it is an extra
 class Dataset:
     """A dataset of Ray with two columns."""
 
-    def __init__(self, columns=("a", "y", "other")):
-        self.names, self.shuffled = list(columns), False
+    def __init__(self, columns=("a", "y", "other"), rows=True):
+        self.names, self.shuffled, self.rows = list(columns), False, rows
 
     def columns(self):
         return self.names
 
     def select_columns(self, names):
-        return Dataset(names)
+        return Dataset(names, self.rows)
 
     def random_shuffle(self):
         self.shuffled = True
         return self
 
     def write_parquet(self, folder):
+        if not self.rows:
+            return
         table = pyarrow.table({**{name: [1.0, 2.0] for name in self.names}, "shuffled": [self.shuffled] * 2})
         (parent := Path(folder)).mkdir(parents=True)
         parquet.write_table(table, parent / "0.parquet")
@@ -88,6 +90,8 @@ def test_a_folder_is_read_where_it_is(run, ray, tmp_path):
     [
         ([1, 2], ["a"], "not-a-dataset"),
         (Dataset(), ["b"], "no-such-column"),
+        (Dataset(()), ["a"], "no-rows"),
+        (Dataset(rows=False), ["a"], "no-rows"),
         (Dataset(), "a", "invalid-features"),
         ("/nowhere", ["a"], "no-such-file"),
     ],

@@ -83,6 +83,8 @@ def test_columns_and_their_bytes(files):
         ([[1, None], [2, 3]], "empty-values"),
         ([None, [2, 3]], "empty-values"),
         ([[1], [2, 3]], "unequal-lists"),
+        ([[1], []], "empty-values"),
+        ([[], []], "empty-lists"),
         (pyarrow.array([], pyarrow.int64()), "no-rows"),
     ],
 )
@@ -102,8 +104,10 @@ def test_files_without_statistics_are_checked_as_they_are_read(files, values):
 def test_files_that_differ(files):
     with raises(UsageError, "unequal-columns"):
         ParquetTable.of(files({"a": [1]}, {"a": [1.0]}), ["a"])
-    with raises(UsageError, "unequal-columns"):
+    with raises(UsageError, "unequal-lists"):
         ParquetTable.of(files({"a": [[1]]}, {"a": [[1, 2]]}), ["a"])
+    with raises(UsageError, "unequal-columns"):
+        ParquetTable.of(files({"a": [1]}, {"a": [[1]]}), ["a"])
 
 
 def test_files_that_cannot_be_read(files, tmp_path):

@@ -127,16 +127,31 @@ def _check(table: Any, columns: TableColumns) -> None:
             code="not-a-dataset",
             hint="pass a ray.data.Dataset, or a folder of Parquet files",
         )
-    columns.check_in(table.columns() or (), "the dataset")
+    names = table.columns()
+    if not names:  # Ray knows no columns of a dataset without rows
+        raise _no_rows()
+    columns.check_in(names, "the dataset")
 
 
 def _files(table: Any, columns: TableColumns, folder: Location, shuffle: bool) -> str:
-    """Returns the pattern of a table's Parquet files, which are written unless they exist."""
+    """Returns the pattern of a table's Parquet files, which are written unless they exist.
+
+    Raises:
+        UsageError: the table has no rows, or a column cannot be trained on.
+    """
     if isinstance(table, (str, Path)):
         folder = table  # type: ignore[assignment]
     else:
         chosen = table.select_columns(columns.names)
         (chosen.random_shuffle() if shuffle else chosen).write_parquet(str(folder))
+        if isinstance(folder, Path) and not any(folder.glob("*.parquet")):  # Ray writes no file without rows
+            raise _no_rows()
     pattern = parquet_pattern(folder)
     check_table(pattern, columns)
     return pattern
+
+
+def _no_rows() -> UsageError:
+    return UsageError(
+        "the dataset has no rows", code="no-rows", hint="check what its filters leave, such as with dataset.count()"
+    )

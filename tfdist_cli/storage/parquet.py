@@ -136,7 +136,10 @@ class ParquetTable:
             raise UsageError("the Parquet files have no rows", code="no-rows", hint="check the folder or the pattern")
         if len(found) > 1:
             (first, one), (second, other), *_ = found.items()
-            name = next(a.name for a, b in zip(first, second, strict=True) if a != b)
+            a, b = next((a, b) for a, b in zip(first, second, strict=True) if a != b)
+            name = a.name
+            if a.dtype == b.dtype and a.width is not None and b.width is not None:
+                raise _ragged(name, f"{one} and {other}")
             raise UsageError(
                 f"the column {name!r} differs between {one} and {other}",
                 code="unequal-columns",
@@ -219,6 +222,14 @@ def _column(footer: Any, name: str, file: str) -> Column:
     dtype = _NUMBERS.get(str(item or found))
     if str(found) == "null":
         raise _empty_values(name, file)
+    if str(item) == "null":
+        raise UsageError(
+            f"all lists in the column {name!r} are empty in {file}",
+            code="empty-lists",
+            hint="pad them to one length, or leave these rows or the column out",
+        )
+    if "VariableShapedTensor" in str(kind):  # an extension of Ray
+        raise _ragged(name, file)
     if dtype is None:
         raise UsageError(
             f"the column {name!r} has values of the type {kind}, and {_PLAIN}",
@@ -269,9 +280,9 @@ def _bytes(values: Any, column: Column, file: str) -> np.ndarray:
 
 def _empty_values(name: str, file: str) -> UsageError:
     return UsageError(
-        f"the column {name!r} has empty values (null) in {file}",
+        f"the column {name!r} has empty values (null) or empty lists in {file}",
         code="empty-values",
-        hint="fill them in, or leave these rows out",
+        hint="fill them in, pad lists to one length, or leave these rows out",
     )
 
 
