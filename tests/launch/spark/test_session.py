@@ -106,7 +106,8 @@ def test_nobody_waits_for_slots_once_the_driver_has_ended():
 
 
 def test_the_driver_learns_why_a_stage_has_failed():
-    with session.SessionServer(Context(RuntimeError("[SPARK-24942] no"), (0,), "true")) as server, ask(server).makefile() as answers:
+    context = Context(RuntimeError("[SPARK-24942] no"), slots=(0,), dynamic="true")
+    with session.SessionServer(context) as server, ask(server).makefile() as answers:
         error = parse_error(answers.read())
     assert error.code == "dynamic-allocation"
     assert not server.path.exists()
