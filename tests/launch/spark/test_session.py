@@ -21,14 +21,10 @@ class Context:
     def __init__(self, error=None, slots=(2,), dynamic="false"):
         self.error, self.stage, self.groups = error, None, []
         self.counted, (*self.slots, self.last) = threading.Event(), slots
-        profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
-        java = SimpleNamespace(maxNumConcurrentTasks=self.count, resourceProfileManager=lambda: profiles)
-        self._jsc = SimpleNamespace(sc=lambda: java)
         self.getConf = lambda: {"spark.dynamicAllocation.enabled": dynamic}
         self.began, self.cancelled = threading.Event(), threading.Event()
 
-    def count(self, profile):
-        assert profile == "default"
+    def count(self):
         self.counted.set()
         return self.slots.pop(0) if self.slots else self.last
 
@@ -62,7 +58,7 @@ def ask(server, seconds=10):
 
 def test_a_stage_is_cancelled_when_the_driver_ends():
     context = Context()
-    with session.SessionServer(context) as server:
+    with session.SessionServer(context, context.count) as server:
         client = ask(server)
         assert context.began.wait(10)
         client.close()
@@ -72,7 +68,7 @@ def test_a_stage_is_cancelled_when_the_driver_ends():
 
 def test_a_stage_is_cancelled_when_the_program_goes_on():
     context = Context()
-    with session.SessionServer(context) as server:
+    with session.SessionServer(context, context.count) as server:
         client = ask(server)
         assert context.began.wait(10)
     assert context.cancelled.wait(10)
@@ -81,14 +77,14 @@ def test_a_stage_is_cancelled_when_the_program_goes_on():
 
 def test_too_few_slots_start_no_stage():
     context = Context(slots=(1,))
-    with session.SessionServer(context) as server, ask(server, seconds=0).makefile() as answers:
+    with session.SessionServer(context, context.count) as server, ask(server, seconds=0).makefile() as answers:
         error = parse_error(answers.read())
     assert (error.code, error.usage, context.stage) == ("too-few-slots", True, None)
 
 
 def test_slots_that_come_later_are_used():
     context = Context(slots=(0, 2))
-    with session.SessionServer(context) as server:
+    with session.SessionServer(context, context.count) as server:
         client = ask(server)
         assert context.began.wait(10)
         client.close()
@@ -97,7 +93,7 @@ def test_slots_that_come_later_are_used():
 
 def test_nobody_waits_for_slots_once_the_driver_has_ended():
     context = Context(slots=(0,))
-    with session.SessionServer(context) as server:
+    with session.SessionServer(context, context.count) as server:
         client = ask(server, seconds=1000)
         assert context.counted.wait(10)
         client.close()
@@ -107,7 +103,7 @@ def test_nobody_waits_for_slots_once_the_driver_has_ended():
 
 def test_the_driver_learns_why_a_stage_has_failed():
     context = Context(RuntimeError("[SPARK-24942] no"), slots=(0,), dynamic="true")
-    with session.SessionServer(context) as server, ask(server).makefile() as answers:
+    with session.SessionServer(context, context.count) as server, ask(server).makefile() as answers:
         error = parse_error(answers.read())
     assert error.code == "dynamic-allocation"
     assert not server.path.exists()

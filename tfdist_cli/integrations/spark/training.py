@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -88,7 +89,10 @@ def fit(  # noqa: PLR0913 named as in Keras's and tfdist's fit
     spark = _session(dataframe)
     context = spark.sparkContext
     engine = {"wait_seconds": _WAIT_SECONDS, "address": context.getConf().get("spark.driver.host")}
-    with training_folder(store, context.appName) as folder, SessionServer(context) as session:
+    with (
+        training_folder(store, context.appName) as folder,
+        SessionServer(context, partial(_count_slots, context)) as session,
+    ):
         training = TableTraining(
             function,
             columns,
@@ -108,6 +112,12 @@ def fit(  # noqa: PLR0913 named as in Keras's and tfdist's fit
         }
         with _own_interrupts():
             return training.run(folder, data, max_restarts)
+
+
+def _count_slots(context: Any) -> int:
+    """Returns the number of tasks that the executors can run at the same time, as Spark counts them for a stage."""
+    spark = context._jsc.sc()
+    return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
 
 
 @contextmanager

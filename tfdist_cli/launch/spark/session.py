@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,12 @@ class SessionServer:
 
     Args:
         context: the SparkContext.
+        count_slots: returns the number of slots of its executors, free or not.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, count_slots: Callable[[], int]) -> None:
         self._context = context
+        self._count_slots = count_slots
         self._folder = tempfile.TemporaryDirectory(prefix="tfdist-spark-")  # nobody else may enter it
         self.path = Path(self._folder.name, "session")
         """The Unix socket, which the cluster file names as `spark.session`."""
@@ -112,10 +115,8 @@ class SessionServer:
         """
         if self._context.getConf().get(_DYNAMIC, "false") == "true":
             return None
-        spark = self._context._jsc.sc()
-        profile = spark.resourceProfileManager().defaultResourceProfile()
         deadline = time.monotonic() + seconds
-        while (found := spark.maxNumConcurrentTasks(profile)) < slots:
+        while (found := self._count_slots()) < slots:
             if time.monotonic() > deadline:
                 return too_few_slots(slots, found)
             if ended.wait(_POLL_SECONDS):
