@@ -23,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.checkpoint import tensors
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.tensors import saved_variables
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.layers.dynamic_embedding import DynamicEmbedding

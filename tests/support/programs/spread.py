@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.variables.sharding import parts
 

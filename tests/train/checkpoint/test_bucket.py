@@ -20,7 +20,7 @@ from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.retry import Retry
 from tfdist_cli.train.checkpoint import uploads, writer
 from tfdist_cli.train.checkpoint.bucket import BucketCheckpoints
-from tfdist_cli.train.checkpoint.store import DamagedCheckpoint, TrainingState
+from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer import config

@@ -20,7 +20,9 @@ from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.tables.hashing import GROUP
 from tfdist_cli.train.checkpoint import store, tensors
 from tfdist_cli.train.checkpoint.bucket import BucketCheckpoints
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState, steps_to_remove
+from tfdist_cli.train.checkpoint.files.retention import steps_to_remove
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.tensors import saved_variables
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.engine.base import Rules
@@ -194,7 +196,7 @@ def test_the_checkpoint_after_a_failed_one_is_full(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "write_variables", fail)
+        patched.setattr(store, "write_changes", fail)
         with pytest.raises(OSError, match="No space"):
             save(folder, step, 2)
     save(folder, step, 3)

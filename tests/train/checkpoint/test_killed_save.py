@@ -16,7 +16,8 @@ import pytest
 
 from tests.support.compare import batches, classifier
 from tfdist_cli.train.checkpoint import store
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, TrainingState
+from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.model.train_step import ModelStep
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,8 @@ from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.checkpoint import store as module
 from tfdist_cli.train.checkpoint import tensors
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, DamagedCheckpoint, TrainingState
+from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.data.pipeline import Pipeline
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.variables import sharding
@@ -511,7 +512,7 @@ def test_a_batch_is_no_larger_than_a_file(servers, tmp_path, monkeypatch):
     largest = max(piece.bytes for variable in step.model.variables for piece in sharding.pieces(variable))
     batches = [
         sum(entry.piece.bytes for entry in batch)
-        for batch in tensors._batches(tensors._entries(tensors.named_variables(step)))
+        for batch in tensors._batches(tensors.entries_of(tensors.named_variables(step)))
     ]
     assert max(batches) <= max(100, largest) < sum(batches)
 

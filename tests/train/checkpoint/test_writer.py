@@ -19,7 +19,8 @@ from tfdist_cli import Checkpoints
 from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.checkpoint import store, tensors, writer
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.tensors import Snapshot, saved_variables
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.model.train_step import ModelStep

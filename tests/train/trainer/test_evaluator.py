@@ -8,7 +8,8 @@ import pytest
 from tests.support.codes import raises
 from tests.support.compare import batches, classes, classifier
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer import evaluator
 from tfdist_cli.train.trainer.config import Validation

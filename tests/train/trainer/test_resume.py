@@ -17,7 +17,8 @@ from tests.support.codes import raises
 from tests.support.compare import CLASSES, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.checkpoint.store import CheckpointFolder, TrainingState
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config import CheckpointConfig, Counting, Schedule, TrainingConfig

@@ -26,25 +26,22 @@ from tfdist_cli.spec.path_scheme import Location, Url
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.retry import StorageError
 from tfdist_cli.train.checkpoint.durable_files import remove
-from tfdist_cli.train.checkpoint.store import (
+from tfdist_cli.train.checkpoint.files.retention import (
     EVALUATED_FILE,
-    PREFIX,
-    REPLACED,
+    pack_evaluated,
+    parse_evaluated,
+    steps_to_remove,
+    undamaged,
+)
+from tfdist_cli.train.checkpoint.files.state import (
     STATE_FILE,
-    WRITING,
-    CheckpointFolder,
     DamagedCheckpoint,
     StoredCheckpoint,
     TrainingState,
-    damaged_names,
-    pack_evaluated,
-    parse_evaluated,
     parse_state,
-    step_of,
-    steps_to_remove,
-    undamaged,
     verify,
 )
+from tfdist_cli.train.checkpoint.store import PREFIX, REPLACED, WRITING, CheckpointFolder, damaged_names, step_of
 from tfdist_cli.train.checkpoint.uploads import Report, Uploads
 
 _UPLOADED = ".uploaded-"

@@ -17,141 +17,50 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.protocol.run_files import parse_object, read_bytes, whole
-from tfdist_cli.spec.path_scheme import Location, Url
-from tfdist_cli.train.checkpoint.durable_files import digest_of, link, remove, sync, write_synced
-from tfdist_cli.train.checkpoint.tensors import (
-    VARIABLES,
-    ReadPiece,
-    delta_prefix,
-    read_live,
-    read_variables,
-    saved_variables,
-    write_variables,
+from tfdist_cli.protocol.run_files import read_bytes
+from tfdist_cli.spec.path_scheme import Location
+from tfdist_cli.train.checkpoint.durable_files import digest_of, remove, sync, write_synced
+from tfdist_cli.train.checkpoint.files.deltas import delta_prefix, read_variables, refer, write_changes
+from tfdist_cli.train.checkpoint.files.retention import EVALUATED_FILE, parse_evaluated, steps_to_remove, undamaged
+from tfdist_cli.train.checkpoint.files.state import (
+    ARRAYS_FILE,
+    DELTA_FORMAT,
+    STATE_FILE,
+    DamagedCheckpoint,
+    StoredCheckpoint,
+    TrainingState,
+    read_errors_as_damage,
+    read_state,
+    sealed,
+    verify,
 )
+from tfdist_cli.train.checkpoint.tensors import VARIABLES, ReadPiece, read_live, saved_variables, write_variables
 from tfdist_cli.train.checkpoint.uploads import Report
 from tfdist_cli.train.layers.changed_rows import ChangedRows
 from tfdist_cli.train.layers.dynamic_tables import forget_changes
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.apply import innermost
 
-STATE_FILE = "state.json"
-EVALUATED_FILE = "evaluator.json"
-ARRAYS_FILE = "callbacks.npz"
-UNEVALUATED_KEPT = 16
-"""How many checkpoints to keep beyond `keep` until an evaluator has evaluated them."""
 PREFIX = "step-"
 WRITING = ".writing-"
 REPLACED = ".replaced-"
 PUSHING = ".pushing-"
 _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
-_FORMAT = 1
-_DELTA_FORMAT = 2
-"""That of checkpoints with deltas, which older versions cannot read."""
 _STEP = re.compile(r"[0-9]{8,18}")
 _OF_VARIABLES = ("optimizer", "shapes", "files", "format", "deltas", "full_step")
 """The parts of a `TrainingState` that describe the variables' files."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """The state of a training beside variables and arrays, written as state.json.
-
-    Args:
-        step: global steps done.
-        epoch: epochs whose end is recorded: their validation and callbacks have run.
-        final: whether the training was complete.
-        stopped: if a callback stopped the training, the step at which it was to end; otherwise 0.
-        steps_per_epoch: global steps in an epoch.
-        origin: the global step at which the first epoch would have begun if all epochs had this length.
-        sharers: the number of workers, or replicas, that the data was divided among; 0 if written by a version that
-            did not record it.
-        batches: batches of the data that all of them together have trained on.
-        totals: the sums of the metrics in the current epoch, as `MetricTotals` packs them.
-        callbacks: the state of the callbacks, as `CallbackStates` returns it.
-        random: the states of the process's random number generators, as `random_states` returns them.
-        optimizer: the optimizer's class; another class may have variables of the same shapes with another meaning.
-        shapes: `[path, dtype, shape]` of each variable, in the order in which they are saved.
-        files: `{name: [bytes, SHA-256]}`.
-        steps_per_pass: the steps of a pass over the data, within which epochs end; 0 if epochs continue across passes.
-        local_steps: the steps that each worker has taken, for reports.
-        worker_steps: `Engine.worker_steps`.
-        lengths: the elements of each worker's shard of the data, if they were counted.
-        deltas: how many deltas the checkpoint consists of, beside the files of a full one; 0 if it is full.
-        full_step: the step of that full one; 0 if the checkpoint is full.
-    """
-
-    step: int
-    epoch: int
-    final: bool = False
-    stopped: int = 0
-    steps_per_epoch: int = 0
-    origin: int = 0
-    sharers: int = 0
-    batches: int = 0
-    totals: list[float] = field(default_factory=list)
-    callbacks: list[dict[str, Any]] = field(default_factory=list)
-    random: dict[str, Any] = field(default_factory=dict)
-    optimizer: str = ""
-    shapes: list[list[Any]] = field(default_factory=list)
-    files: dict[str, list[Any]] = field(default_factory=dict)
-    format: int = _FORMAT
-    steps_per_pass: int = 0
-    local_steps: dict[str, int] = field(default_factory=dict)
-    worker_steps: dict[str, int] = field(default_factory=dict)
-    lengths: list[int] = field(default_factory=list)
-    deltas: int = 0
-    full_step: int = 0
-
-    @property
-    def shared_step(self) -> int:
-        """The step of the full checkpoint whose files it consists of: its own if it is full."""
-        return self.full_step if self.deltas else self.step
-
-
-@dataclass(frozen=True)
-class StoredCheckpoint:
-    """A checkpoint on disk.
-
-    Args:
-        path: its folder.
-        state: its state.
-        url: where it was downloaded from, if `path` is a copy.
-    """
-
-    path: Path
-    state: TrainingState
-    url: Url | None = None
-
-    @property
-    def location(self) -> Location:
-        """Where it is stored."""
-        return self.url or self.path
-
-    def arrays(self) -> list[np.ndarray]:
-        """Returns the arrays of callbacks."""
-        if ARRAYS_FILE not in self.state.files:
-            return []
-        with np.load(self.path / ARRAYS_FILE, allow_pickle=False) as stored:
-            return [stored[f"arr_{number}"] for number in range(len(stored.files))]
-
-
-class DamagedCheckpoint(Exception):
-    """A checkpoint that is missing or incomplete, or was changed; the message says which."""
 
 
 class CheckpointFolder:
@@ -224,9 +133,9 @@ class CheckpointFolder:
         folder = self._folder(step)
         if not folder.exists() and (replaced := self.path / f"{REPLACED}{folder.name}").exists():
             folder = replaced  # its replacement does not have its final name yet
-        state = _read_state(folder / STATE_FILE)
+        state = read_state(folder / STATE_FILE)
         for name, (size, _) in state.files.items():
-            with _read_errors_as_damage(folder / name):
+            with read_errors_as_damage(folder / name):
                 actual = (folder / name).stat().st_size
             if actual != size:
                 raise DamagedCheckpoint(f"{folder / name} has {actual} bytes instead of {size}")
@@ -310,7 +219,10 @@ class CheckpointFolder:
         try:
             writing.mkdir()  # without parents: a checkpoint folder that was removed is not created again
             deltas = base.state.deltas + 1 if base and rows is not None else 0
-            write_variables(step, delta_prefix(writing, deltas) if deltas else writing / VARIABLES, read, rows)
+            if rows is not None and deltas:
+                write_changes(step, delta_prefix(writing, deltas), read, rows)
+            else:
+                write_variables(step, writing / VARIABLES, read)
             if arrays:
                 np.savez(writing / ARRAYS_FILE, *arrays)
             files = {entry.name: [entry.stat().st_size, digest_of(entry)] for entry in sorted(writing.iterdir())}
@@ -318,8 +230,8 @@ class CheckpointFolder:
                 sync(writing / name)
             state = replace(state, optimizer=_optimizer_name(step), shapes=_shapes(step), files=files)
             if base and deltas:
-                state = _refer(writing, base, replace(state, deltas=deltas, format=_DELTA_FORMAT))
-            write_synced(writing / STATE_FILE, _sealed(state))
+                state = refer(writing, base, replace(state, deltas=deltas, format=DELTA_FORMAT))
+            write_synced(writing / STATE_FILE, sealed(state))
             sync(writing)
             self._make_visible(writing, folder)
         except BaseException:
@@ -432,7 +344,7 @@ class CheckpointFolder:
             same = {key: getattr(latest, key) for key in _OF_VARIABLES}
             state = replace(state, **same)
             if state != latest:
-                write_synced(folder / STATE_FILE, _sealed(state))
+                write_synced(folder / STATE_FILE, sealed(state))
                 self._latest = state
                 self._base = self._base and replace(self._base, state=state)
         return folder
@@ -455,58 +367,8 @@ class CheckpointFolder:
             remove(removing)
 
 
-def _refer(writing: Path, base: StoredCheckpoint, state: TrainingState) -> TrainingState:
-    """Adds the files of the checkpoint before a delta. Returns the state with their sizes and digests.
-
-    Args:
-        writing: the folder of the delta, with its own files.
-        base: the checkpoint before it.
-        state: the state of the delta, with its own files.
-    """
-    before = {name: entry for name, entry in base.state.files.items() if name != ARRAYS_FILE}
-    for name in before:
-        link(base.path / name, writing / name)
-    return replace(state, files={**before, **state.files}, full_step=base.state.shared_step)
-
-
-def undamaged(peek: Callable[[int], StoredCheckpoint], steps: Sequence[int]) -> dict[int, int]:
-    """Returns the steps of the undamaged ones of some checkpoints, each with its `TrainingState.shared_step`.
-
-    Args:
-        peek: returns the checkpoint of a step.
-        steps: the steps, oldest first.
-    """
-    found = {}
-    for step in steps:
-        with contextlib.suppress(DamagedCheckpoint):
-            found[step] = peek(step).state.shared_step
-    return found
-
-
 def _optimizer_name(step: ModelStep) -> str:
     return " and ".join(type(innermost(optimizer)).__name__ for optimizer in step.optimizers)
-
-
-@contextlib.contextmanager
-def _read_errors_as_damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-
-
-def verify(checkpoint: StoredCheckpoint) -> None:
-    """Compares the SHA-256 of each file of a checkpoint.
-
-    Raises:
-        DamagedCheckpoint: one is missing, or was changed.
-    """
-    for name, (_, digest) in checkpoint.state.files.items():
-        path = checkpoint.path / name
-        with _read_errors_as_damage(path):
-            actual = digest_of(path)
-        if actual != digest:
-            raise DamagedCheckpoint(f"{checkpoint.location}/{name} has been changed since it was written")
 
 
 def step_of(folder: str) -> int | None:
@@ -519,79 +381,6 @@ def damaged_names(folder: str) -> Iterator[str]:
     """Yields the names to set a damaged checkpoint aside under."""
     yield f"{_DAMAGED}{folder}"
     yield from (f"{_DAMAGED}{folder}-{number}" for number in range(2, 1000))
-
-
-def steps_to_remove(shared: Mapping[int, int], keep: int, evaluated: Collection[int] | None) -> list[int]:
-    """Returns the steps of the checkpoints that are no longer kept.
-
-    If the newest ones are deltas of the same full one, damage to its files would damage all of them. Then the newest of
-    the others is kept, too.
-
-    Args:
-        shared: the steps of all undamaged checkpoints, oldest first, each with its `TrainingState.shared_step`.
-        keep: how many to keep.
-        evaluated: the steps of those that an evaluator has evaluated; None if there is no evaluator.
-    """
-    steps = list(shared)
-    unevaluated = set(steps[-(keep + UNEVALUATED_KEPT) :]) - set(evaluated) if evaluated is not None else set()
-    full = {shared[step] for step in steps[-keep:]}
-    are_deltas = len(full) == 1 and full != {steps[-1]}
-    spare = [step for step in steps[:-keep] if are_deltas and shared[step] not in full][-1:]
-    return [step for step in steps[:-keep] if step not in unevaluated and step not in spare]
-
-
-def pack_evaluated(steps: Sequence[int], scores: Mapping[str, Any] | None = None) -> bytes:
-    """Returns the content of evaluator.json."""
-    return json.dumps({"scored": list(steps), **(scores or {})}).encode()
-
-
-def parse_evaluated(content: bytes) -> list[int] | None:
-    """Returns the steps in an evaluator.json; None if it is damaged."""
-    try:
-        steps = parse_object(content)["scored"]
-    except (ValueError, KeyError):
-        return None
-    return [found for step in steps if (found := whole(step)) is not None] if isinstance(steps, list) else None
-
-
-def _read_state(path: Path) -> TrainingState:
-    try:
-        content = read_bytes(path)
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    return parse_state(content, str(path))
-
-
-def parse_state(content: bytes, path: str) -> TrainingState:
-    """Returns the state in a state.json.
-
-    Args:
-        content: its content.
-        path: where it is, for messages.
-
-    Raises:
-        DamagedCheckpoint: it is damaged.
-    """
-    try:
-        values = json.loads(content)
-        seal, version, own = values.pop("seal", None), values.get("format"), _seal(values)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    if version not in (_FORMAT, _DELTA_FORMAT):
-        raise DamagedCheckpoint(f"{path} has format {version}, which this version of tfdist cannot read")
-    if seal != own:
-        raise DamagedCheckpoint(f"{path} has been changed since it was written")
-    return TrainingState(**values)
-
-
-def _sealed(state: TrainingState) -> dict[str, Any]:
-    """Returns the content of state.json, with a digest of it."""
-    values = asdict(state)
-    return values | {"seal": _seal(values)}
-
-
-def _seal(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _shapes(step: ModelStep) -> list[list[Any]]:

@@ -1,7 +1,6 @@
 """Variables to and from files in TensorFlow's checkpoint format, a few pieces at a time.
 
-The files `variables` hold all variables. The files `delta-1`, `delta-2` … of delta checkpoints hold what has changed:
-of dynamic tables some rows, with their numbers in table N as `rows/N`, and all other variables completely.
+The files `variables` hold all variables.
 
 Only the chief writes and reads the files: a ps may run on a host that does not see the disk. The chief writes the live
 variables while training is paused, or a `Snapshot` of them while training continues.
@@ -16,12 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.layers.changed_rows import ChangedRows, RowsPiece, write_rows
-from tfdist_cli.train.layers.dynamic_tables import row_indices
-from tfdist_cli.train.layers.row_index import RowIndex
+from tfdist_cli.train.layers.changed_rows import ChangedRows, RowsPiece
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import shortened
 from tfdist_cli.train.variables.sharding import Block, Whole, parts, pieces
@@ -35,24 +31,27 @@ VARIABLES = "variables"
 
 
 @dataclass(frozen=True, eq=False)
-class _Given:
+class Given:
     """A piece whose value the chief has."""
 
     value: tf.Tensor
 
     @property
     def bytes(self) -> int:
+        """The size of the value."""
         return self.value.dtype.size * int(self.value.shape.num_elements())
 
     @property
     def dtype(self) -> tf.DType:
+        """The type of the value."""
         return self.value.dtype
 
     def read(self) -> tf.Tensor:
+        """Returns the value."""
         return self.value
 
 
-Piece = Block | Whole | RowsPiece | _Given
+Piece = Block | Whole | RowsPiece | Given
 ReadPiece = Callable[[Any], tf.Tensor]
 """A function that returns the value of a `Piece`."""
 
@@ -80,7 +79,7 @@ class Snapshot:
         self._values: dict[int, tf.Tensor] = {}
         groups: dict[tuple[str, tf.DType], list[tf.Tensor]] = defaultdict(list)
         for variable in saved_variables(step):
-            rows = _pieces_of(changed, variable)
+            rows = pieces_of(changed, variable)
             for part in parts(variable) if rows is None else rows:
                 device = part.shard.device if isinstance(part, RowsPiece) else part.device
                 with tf.device(device):
@@ -94,7 +93,7 @@ class Snapshot:
 
     def read(self, piece: Piece) -> tf.Tensor:
         """Returns a piece's value, and frees it. Each piece can be read once."""
-        if isinstance(piece, _Given):
+        if isinstance(piece, Given):
             return piece.read()
         if isinstance(piece, RowsPiece):
             return self._values.pop(id(piece))
@@ -117,19 +116,19 @@ def largest_task_bytes(step: ModelStep, changed: Sequence[ChangedRows] | None = 
     """Returns the bytes to save on the device that holds the most of them. For the arguments see `Snapshot`."""
     bytes_of: dict[str, int] = defaultdict(int)
     for variable in saved_variables(step):
-        rows = _pieces_of(changed, variable)
+        rows = pieces_of(changed, variable)
         for part in map(Whole, parts(variable)) if rows is None else rows:
             bytes_of[part.shard.device if isinstance(part, RowsPiece) else part.stored.device] += part.bytes
     return max(bytes_of.values(), default=0)
 
 
-def _pieces_of(changed: Sequence[ChangedRows] | None, variable: keras.Variable) -> list[RowsPiece] | None:
+def pieces_of(changed: Sequence[ChangedRows] | None, variable: keras.Variable) -> list[RowsPiece] | None:
     """Returns the changed rows of a variable; None if all of it is saved."""
     return next((rows for each in changed or () if (rows := each.pieces(variable)) is not None), None)
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """A piece of a variable and its place in the files.
 
     Args:
@@ -154,34 +153,16 @@ def named_variables(step: ModelStep, *, optimizer: bool = True) -> Iterator[tupl
             yield f"{group}/{number}/.ATTRIBUTES/VARIABLE_VALUE", variable
 
 
-def _entries(variables: Iterable[tuple[str, keras.Variable]]) -> Iterator[_Entry]:
+def entries_of(variables: Iterable[tuple[str, keras.Variable]]) -> Iterator[Entry]:
     """Yields the entries of complete variables."""
     for name, variable in variables:
         for piece in pieces(variable):
-            yield _Entry(name, _rows(variable, piece), piece)
+            yield Entry(name, _rows(variable, piece), piece)
 
 
-def _changed_entries(step: ModelStep, changed: Sequence[ChangedRows]) -> Iterator[_Entry]:
-    """Yields the entries of a delta: variables, the changed rows of tables, and the numbers of these rows."""
-    for name, variable in named_variables(step):
-        if _pieces_of(changed, variable) is None:
-            yield from _entries([(name, variable)])
-    for number, each in enumerate(changed):
-        yield _Entry(numbers_name(number), "", _Given(tf.constant(each.numbers())))
-        for name, variable in named_variables(step):
-            for piece in each.pieces(variable) or ():
-                shape = each.count, *piece.row_shape
-                yield _Entry(name, slice_text(shape, piece.first, piece.count), piece)
-
-
-def numbers_name(number: int) -> str:
-    """The name of the numbers of the changed rows of a table."""
-    return f"rows/{number}"
-
-
-def _batches(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     """Yields the entries of a checkpoint in batches; a batch of several entries has at most `FILE_BYTES`."""
-    batch: list[_Entry] = []
+    batch: list[Entry] = []
     size = 0
     for entry in entries:
         if batch and size + entry.piece.bytes > FILE_BYTES:
@@ -199,24 +180,32 @@ def _rows(variable: keras.Variable, piece: Block | Whole) -> str:
 
 
 def slice_text(shape: Iterable[int], first: int, count: int) -> str:
-    """Returns some rows of a variable in TensorFlow's notation, as in `_Entry`."""
+    """Returns some rows of a variable in TensorFlow's notation, as in `Entry`."""
     sizes = [str(size) for size in shape]
     return f"{' '.join(sizes)} {first},{count}{':-' * (len(sizes) - 1)}"
 
 
-def write_variables(
-    step: ModelStep, prefix: Path, read: ReadPiece = read_live, changed: Sequence[ChangedRows] | None = None
-) -> None:
-    """Writes all saved variables to files.
-
-    Only one batch is in this process's memory at a time. Each batch is written to its own file; then all files are
-    merged into one checkpoint.
+def write_variables(step: ModelStep, prefix: Path, read: ReadPiece = read_live) -> None:
+    """Writes all saved variables to files. For the arguments and errors see `write_entries`.
 
     Args:
         step: the model, built.
         prefix: the prefix of the files' paths.
         read: returns a piece's value.
-        changed: what is written of the model's dynamic tables; None for all of them.
+    """
+    write_entries(entries_of(named_variables(step)), prefix, read)
+
+
+def write_entries(entries: Iterable[Entry], prefix: Path, read: ReadPiece) -> None:
+    """Writes pieces of variables to files.
+
+    Only one batch is in this process's memory at a time. Each batch is written to its own file; then all files are
+    merged into one checkpoint.
+
+    Args:
+        entries: the pieces.
+        prefix: the prefix of the files' paths.
+        read: returns a piece's value.
 
     Raises:
         OSError: the files cannot be written.
@@ -224,7 +213,7 @@ def write_variables(
     """
     written: list[str] = []
     try:
-        for batch in _batches(_entries(named_variables(step)) if changed is None else _changed_entries(step, changed)):
+        for batch in _batches(entries):
             written.append(f"{prefix}.{len(written)}")
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(
@@ -243,54 +232,14 @@ def write_variables(
         raise OSError(shortened(error).message) from error
 
 
-def read_variables(step: ModelStep, folder: Path, *, optimizer: bool, deltas: int = 0) -> None:
-    """Reads the files of a checkpoint into the variables; these may have another number of shards.
-
-    Args:
-        step: the model, built.
-        folder: the folder of the files.
-        optimizer: whether to read the optimizer's variables, too.
-        deltas: how many deltas there are.
-    """
-    named = list(named_variables(step, optimizer=optimizer))
-    indices = row_indices(step.model) if deltas else []
-    of_tables = {id(variable) for index in indices for variable in index.row_variables}
-    _read(folder / VARIABLES, [each for each in named if not deltas or id(each[1]) in of_tables])
-    for delta in range(1, deltas + 1):
-        for number, index in enumerate(indices):
-            own = {id(variable) for variable in index.row_variables}
-            _read_rows(delta_prefix(folder, delta), number, index, [each for each in named if id(each[1]) in own])
-    if deltas:
-        _read(delta_prefix(folder, deltas), [each for each in named if id(each[1]) not in of_tables])
-
-
-def delta_prefix(folder: Path, number: int) -> Path:
-    """Returns the prefix of the files of a delta, counted from 1."""
-    return folder / f"delta-{number}"
-
-
-def _read(prefix: Path, variables: Iterable[tuple[str, keras.Variable]]) -> None:
-    for batch in _batches(_entries(variables)):
+def read_entries(prefix: Path, variables: Iterable[tuple[str, keras.Variable]]) -> None:
+    """Reads complete variables from files."""
+    for batch in _batches(entries_of(variables)):
         if batch:
             values = restored(prefix, [(entry.name, entry.rows, entry.piece.dtype) for entry in batch])
             for entry, value in zip(batch, values, strict=True):
                 entry.piece.write(value)
-            _await_writes({entry.piece.device for entry in batch})
-
-
-def _read_rows(prefix: Path, number: int, index: RowIndex, variables: Iterable[tuple[str, keras.Variable]]) -> None:
-    """Reads the changed rows of a table."""
-    (found,) = restored(prefix, [(numbers_name(number), "", tf.int32)])
-    numbers = found.numpy()
-    for name, variable in variables:
-        shape = index.row_shape(variable)
-        dtype = tf.as_dtype(variable.dtype)
-        step = max(1, FILE_BYTES // (dtype.size * int(np.prod(shape, dtype=np.int64))))
-        for first in range(0, len(numbers), step):
-            own = numbers[first : first + step]
-            (values,) = restored(prefix, [(name, slice_text((len(numbers), *shape), first, len(own)), dtype)])
-            write_rows(index, variable, own, values)
-        _await_writes({part.device for part in parts(variable)})
+            await_writes({entry.piece.device for entry in batch})
 
 
 def restored(prefix: Path, wanted: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
@@ -302,7 +251,7 @@ def restored(prefix: Path, wanted: Sequence[tuple[str, str, tf.DType]]) -> list[
         )
 
 
-def _await_writes(devices: Iterable[str]) -> None:
+def await_writes(devices: Iterable[str]) -> None:
     """Waits until variables on some devices have the values that they were assigned.
 
     An assignment on another host has only been requested until an op that follows it there returns. Without the wait,

@@ -15,7 +15,8 @@ import numpy as np
 
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.path_scheme import Url
-from tfdist_cli.train.checkpoint.store import STATE_FILE, CheckpointFolder, StoredCheckpoint, TrainingState, parse_state
+from tfdist_cli.train.checkpoint.files.state import STATE_FILE, StoredCheckpoint, TrainingState, parse_state
+from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.tables.push import TablePush
 from tfdist_cli.train.checkpoint.tensors import Snapshot, largest_task_bytes, read_live
 from tfdist_cli.train.layers.changed_rows import ChangedRows

@@ -20,9 +20,9 @@ import numpy as np
 from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, random_states
+from tfdist_cli.train.checkpoint.files.state import TrainingState
 from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
 from tfdist_cli.train.checkpoint.scores import stop_reason
-from tfdist_cli.train.checkpoint.store import TrainingState
 from tfdist_cli.train.checkpoint.tables.push import TablePush
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.data.python_data import ReadAhead, advance

@@ -25,7 +25,8 @@ from tfdist_cli.tables.layout import (
     sequences,
 )
 from tfdist_cli.train.checkpoint.durable_files import link, remove
-from tfdist_cli.train.checkpoint.store import PUSHING, StoredCheckpoint
+from tfdist_cli.train.checkpoint.files.state import StoredCheckpoint
+from tfdist_cli.train.checkpoint.store import PUSHING
 from tfdist_cli.train.checkpoint.tables.rows import TableRows, parts_of
 from tfdist_cli.train.model.train_step import ModelStep
 

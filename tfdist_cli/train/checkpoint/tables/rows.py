@@ -12,16 +12,9 @@ import tensorflow as tf
 
 from tfdist_cli.tables.hashing import WAYS, unhashed
 from tfdist_cli.tables.layout import Rows, TableShape
-from tfdist_cli.train.checkpoint.store import TrainingState
-from tfdist_cli.train.checkpoint.tensors import (
-    FILE_BYTES,
-    VARIABLES,
-    delta_prefix,
-    named_variables,
-    numbers_name,
-    restored,
-    slice_text,
-)
+from tfdist_cli.train.checkpoint.files.deltas import delta_prefix, numbers_name
+from tfdist_cli.train.checkpoint.files.state import TrainingState
+from tfdist_cli.train.checkpoint.tensors import FILE_BYTES, VARIABLES, named_variables, restored, slice_text
 from tfdist_cli.train.layers.dynamic_tables import row_indices
 from tfdist_cli.train.layers.row_index import RowIndex
 from tfdist_cli.train.model.train_step import ModelStep

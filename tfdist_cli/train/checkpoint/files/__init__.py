@@ -1,0 +1,1 @@
+"""What the files of a checkpoint hold, and which of them are kept."""
