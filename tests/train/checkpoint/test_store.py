@@ -20,6 +20,7 @@ from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.checkpoint import store as module
 from tfdist_cli.train.checkpoint import tensors
+from tfdist_cli.train.checkpoint.files import retention
 from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, TrainingState
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.data.pipeline import Pipeline
@@ -325,7 +326,7 @@ def test_a_damaged_newer_checkpoint_is_not_counted(step, tmp_path):
 
 
 def test_checkpoints_that_are_not_evaluated_are_kept(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "UNEVALUATED_KEPT", 3)
+    monkeypatch.setattr(retention, "UNEVALUATED_KEPT", 3)
     folder = CheckpointFolder(tmp_path, keep=1)
     folder.mark_evaluated([])
     save_steps(folder, [1, 2, 3], step)
