@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -35,6 +36,8 @@ class TfdistError(Exception):
         self.message = message
         self.code = code
         self.hint = hint
+        if hint and sys.version_info >= (3, 11):  # a traceback of Python 3.10 has no notes
+            self.add_note(f"hint: {hint}")
 
     def labelled_lines(self) -> Iterator[tuple[str, str]]:
         """Yields the printed lines of the message, each with its label: `error[unknown-key]`."""

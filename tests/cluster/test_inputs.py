@@ -39,13 +39,14 @@ def test_each_batch_is_trained_on_once_and_in_order(engine, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("mode", "lost"),
     [
-        pytest.param("async", False, marks=pytest.mark.rotates(3, 0)),
-        pytest.param("sync", False, marks=pytest.mark.rotates(3, 1)),
-        pytest.param("sync", True, marks=pytest.mark.rotates(3, 2)),
+        pytest.param("async", False, marks=pytest.mark.rotates(4, 0)),
+        pytest.param("sync", False, marks=pytest.mark.rotates(4, 1)),
+        pytest.param("sync", True, marks=pytest.mark.rotates(4, 2)),
+        pytest.param("mirrored", False, marks=pytest.mark.rotates(4, 3)),
     ],
 )
 def test_each_example_of_a_dataset_with_python_code_is_seen_once_in_each_pass(mode, lost, cluster):
-    tasks = cluster(chief=1, ps=1, worker=2)
+    tasks = cluster(worker=2) if mode == "mirrored" else cluster(chief=1, ps=1, worker=2)
     command = program("python_datasets.py", mode, *([tasks.folder] if lost else []))
     os.mkfifo(tasks.folder / "go")
     tasks.start(command)
@@ -60,4 +61,5 @@ def test_each_example_of_a_dataset_with_python_code_is_seen_once_in_each_pass(mo
     assert tasks.leftover_processes() == []
     whole = {"count": 96, "sum": sum(range(96)), "squares": sum(number**2 for number in range(96))}
     expected = {name: [value] * 3 for name, value in whole.items()}
-    assert ended["chief:0"].result == {**expected, **{f"val_{name}": value for name, value in expected.items()}}
+    chief = "worker:0" if mode == "mirrored" else "chief:0"
+    assert ended[chief].result == {**expected, **{f"val_{name}": value for name, value in expected.items()}}

@@ -18,6 +18,7 @@ import tfdist_cli as tfdist
 out = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 ROWS = 96
 passes = []
+SEED = 1 if sys.argv[1] == "mirrored" else None  # all mirrored workers need the same order
 
 
 def rows():
@@ -35,11 +36,17 @@ def doubled(x, y):
 
 
 signature = tf.TensorSpec([4], tf.float32), tf.TensorSpec([1], tf.float32)
-data = tf.data.Dataset.from_generator(rows, output_signature=signature).shuffle(ROWS).batch(4).map(doubled).prefetch(2)
+data = (
+    tf.data.Dataset.from_generator(rows, output_signature=signature)
+    .shuffle(ROWS, SEED)
+    .batch(4)
+    .map(doubled)
+    .prefetch(2)
+)
 scored = tf.data.Dataset.range(ROWS).map(
     lambda number: tf.py_function(lambda value: tf.cast(value, tf.float32)[None], [number], tf.float32)
 )
-scored = scored.map(lambda y: tf.ensure_shape(y, [1])).map(lambda y: (tf.tile(y, [4]), y)).shuffle(ROWS).batch(5)
+scored = scored.map(lambda y: tf.ensure_shape(y, [1])).map(lambda y: (tf.tile(y, [4]), y)).shuffle(ROWS, SEED).batch(5)
 
 
 class Seen(keras.metrics.Metric):
@@ -61,6 +68,7 @@ with tfdist.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     seen = [Seen("count", keras.ops.ones_like), Seen("sum", lambda y: y), Seen("squares", lambda y: y * y)]
     model.compile(keras.optimizers.SGD(1e-9), "mse", metrics=seen)
-history = tfdist.fit(model, data, epochs=3, validation_data=scored, updates=tfdist.Updates(mode=sys.argv[1])).history
+updates = None if sys.argv[1] == "mirrored" else tfdist.Updates(mode=sys.argv[1])
+history = tfdist.fit(model, data, epochs=3, validation_data=scored, updates=updates).history
 history.pop("loss"), history.pop("val_loss")
 print(json.dumps({name: [int(value) for value in values] for name, values in history.items()}))

@@ -252,8 +252,9 @@ def test_a_dataset_with_a_table_of_another_place_cannot_be_made_again(monkeypatc
         raise tf.errors.FailedPreconditionError(None, None, "Trying to access resource 14 located in another device")
 
     monkeypatch.setattr(pipeline, "recreated_on", fails)
+    monkeypatch.setattr(pipeline, "is_older_than_cluster", lambda _: True)
     with raises(TrainingError, "table-in-dataset"):
-        pipeline.made_again(tf.data.Dataset.range(1), "/device:CPU:0")
+        pipeline.known_here(tf.data.Dataset.range(1))
 
 
 def test_workers_read_a_dataset_of_tensorflow_operations_themselves():

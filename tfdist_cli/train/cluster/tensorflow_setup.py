@@ -100,25 +100,13 @@ def mirrored_strategy() -> tf.distribute.Strategy:
 
 
 def multi_worker_strategy(environment: Environment) -> tf.distribute.Strategy:
-    """Returns the strategy of several tasks, which TensorFlow's coordination service connects.
-
-    Raises:
-        TrainingError: TensorFlow is initialized already.
-    """
+    """Returns the strategy of several tasks, which TensorFlow's coordination service connects."""
     members = Counter(str(task.role) for task in environment.members)
     leader = f"/job:{environment.chief.role}/replica:0/task:0"
     eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
-    try:
-        options = communication_options(environment.communication)
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    except RuntimeError as error:
-        if "program startup" not in str(error):
-            raise
-        raise TrainingError(
-            "the cluster cannot be joined, since TensorFlow is initialized already",
-            code="tensorflow-already-initialized",
-            hint="enter tfdist.scope(), or call tfdist.is_chief(), before you create any tensor, dataset or variable",
-        ) from error
+    eager_context.configure_late_collectives(f"/job:{environment.task.role}/task:{environment.task.index}", leader)
+    options = communication_options(environment.communication)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def check_gpus(environment: Environment) -> None:

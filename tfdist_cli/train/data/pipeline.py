@@ -12,7 +12,12 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.arrays import as_arrays
-from tfdist_cli.train.tf_compat.data import allow_many_batches, calls_python, recreated_on
+from tfdist_cli.train.tf_compat.data import (
+    allow_many_batches,
+    calls_python,
+    is_older_than_cluster,
+    recreated_on,
+)
 from tfdist_cli.train.tf_compat.eager_context import remote_caller
 from tfdist_cli.train.tf_compat.op_errors import shortened
 
@@ -75,6 +80,7 @@ class Consumed:
             close()
 
 
+_HERE = "/device:CPU:0"
 _IDENTITY = {"index", "count", "worker"}
 """The attributes that say which shard it is."""
 
@@ -313,8 +319,27 @@ class DatasetShards:
     def __call__(self, shard: Shard) -> tf.data.Dataset:
         """Returns every `shard.count`-th batch."""
         here = _device_of_remote_call()
-        whole = self.dataset if here is None else _sent(self.dataset, here)
+        whole = known_here(self.dataset) if here is None else _sent(self.dataset, here)
         return _after(shard.step, whole.shard(shard.count, shard.index))
+
+
+def known_here(data: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of this task, made again if it is older than the task's place in its cluster.
+
+    A task has another name since it joined: TensorFlow would find neither the dataset's device nor its functions.
+
+    Raises:
+        TrainingError: an older dataset uses a table or a variable.
+    """
+    if not is_older_than_cluster(data):
+        return data
+    with tf.device(_HERE):
+        return _made_again(
+            data,
+            _HERE,
+            "the dataset is older than the cluster and uses a table or a variable, such as a StringLookup's",
+            "call tfdist.is_chief() before you make the layer and the dataset, or use the layer in the model",
+        )
 
 
 def _device_of_remote_call() -> str | None:
@@ -340,15 +365,23 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
             hint="pass a function that makes the dataset and returns its shard: "
             "tfdist.predict(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
         )
-    return made_again(data, here)
+    return _made_again(
+        data,
+        here,
+        "the dataset uses a table or a variable, such as a StringLookup's, and neither can be sent to the workers",
+        "use the layer in the model, or pass a function that makes the table and the dataset: "
+        "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
+    )
 
 
-def made_again(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
+def _made_again(data: tf.data.Dataset, here: str, problem: str, hint: str) -> tf.data.Dataset:
     """Makes a dataset of this task again, on the device on which operations run now.
 
     Args:
         data: the dataset.
         here: this task's device.
+        problem: the message if the dataset uses a table or a variable.
+        hint: what to do then.
 
     Raises:
         TrainingError: the dataset uses a table or a variable.
@@ -356,13 +389,7 @@ def made_again(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
     try:
         return recreated_on(data, here)
     except tf.errors.FailedPreconditionError as error:
-        raise TrainingError(
-            "the dataset uses a table or a variable, such as a StringLookup's, and neither can be sent to the workers: "
-            f"{shortened(error).message}",
-            code="table-in-dataset",
-            hint="use the layer in the model, or pass a function that makes the table and the dataset: "
-            "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
-        ) from error
+        raise TrainingError(f"{problem}: {shortened(error).message}", code="table-in-dataset", hint=hint) from error
 
 
 def repeated(function: DatasetFunction) -> DatasetFunction:

@@ -27,16 +27,15 @@ from tfdist_cli.train.data.pipeline import (
     cardinality,
     checked,
     is_endless,
-    made_again,
+    known_here,
     pass_seed,
 )
-from tfdist_cli.train.tf_compat.data import is_loader, is_older_than_cluster, python_batches
+from tfdist_cli.train.tf_compat.data import is_loader, python_batches
 
 _PREFETCHED = 4
 """Batches that are read ahead."""
 _READ_AHEAD_BYTES = 256 * 2**20
 """The most bytes of batches that are read to find the end of the data."""
-_HERE = "/device:CPU:0"
 """This process's processor."""
 _GRACE_SECONDS = 2.0
 """How long the exit of the process waits for a batch that is being made."""
@@ -519,8 +518,7 @@ def read_by_chief(dataset: tf.data.Dataset) -> PythonData:
     Raises:
         TrainingError: an older dataset uses a table or a variable.
     """
-    with tf.device(_HERE):
-        own = made_again(dataset, _HERE) if is_older_than_cluster(dataset) else dataset
+    own = known_here(dataset)
     endless = is_endless(lambda _: own, Shard())
     return PythonData(PassesSource(own.element_spec, cardinality(own), own.__iter__, endless=endless))
 

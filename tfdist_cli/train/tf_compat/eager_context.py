@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Collection, Mapping
@@ -205,6 +206,34 @@ def configure_coordination_service(leader: str, jobs: Mapping[str, int], timeout
             context.coordination_config_pb2.CoordinatedJob(name=role, num_tasks=count) for role, count in jobs.items()
         ],
     )
+
+
+def configure_late_collectives(device: str, leader: str) -> None:
+    """Configures the collective operations of a runtime that has started; `MultiWorkerMirroredStrategy` refuses it.
+
+    A program may have made tensors and datasets before it joins its cluster. The task gets another name then, and the
+    server of the collectives takes this configuration. TensorFlow's warning about this is of no use to the reader:
+    tfdist makes such datasets again.
+
+    Seen in TensorFlow 2.21.0: `Context.configure_collective_ops` raises once the runtime has started; it accepts what
+    is in these attributes already. Reason: `Context.enable_collective_ops`, which comes next, does work then. Replace
+    with: a strategy that can be made at any time.
+
+    Args:
+        device: this task, `/job:worker/task:1`.
+        leader: the device of the first task, `/job:chief/replica:0/task:0`.
+    """
+    own = context.context()
+    if is_initialized():
+        logging.getLogger("absl").addFilter(_is_no_late_start)
+        own._collective_leader = leader
+        own._collective_scoped_allocator_enabled_ops = ("CollectiveReduce",)
+        own._collective_use_nccl_communication = False
+        own._collective_device_filters = (device,)
+
+
+def _is_no_late_start(record: logging.LogRecord) -> bool:
+    return "Enabling collective ops after program startup" not in record.getMessage()
 
 
 def set_shared_value(key: str, value: str) -> None:
