@@ -158,7 +158,7 @@ def test_a_task_that_goes_while_it_is_waited_for_is_named(connected):
         waiting = [pool.submit(task.sum, tf.ones([9])) for task in (first, second)]
         third.close()
         for one in waiting:
-            with pytest.raises(TaskLost, match=r"^worker:2 "):
+            with pytest.raises(TaskLost, match=r"(?m)^worker:2 "):
                 one.result(LONG)
 
 
@@ -273,7 +273,7 @@ def test_a_task_that_does_not_answer_is_given_up(connected, clock):
         return place != 2
 
     first, _, _ = connected(3, answers)
-    with pytest.raises(TaskLost, match=r"^worker:2 .*: no answer for 10 s$"):
+    with pytest.raises(TaskLost, match=r"(?m)^worker:2 .*: no answer for 10 s$"):
         first.sum(tf.ones([4]))
 
 

@@ -165,7 +165,7 @@ def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
 
 
 def test_a_name_that_nobody_knows_is_told():
-    with pytest.raises(TimeoutExceeded, match=r" ps:0 at no.such.host.invalid:2222 \(.*not resolved\)$"):
+    with pytest.raises(TimeoutExceeded, match=r"(?m) ps:0 at no.such.host.invalid:2222 \(.*not resolved\)$"):
         await_names({PS: Address("no.such.host.invalid", 2222), WORKER: free_address()}, 0.1)
 
 

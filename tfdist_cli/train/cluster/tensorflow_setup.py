@@ -103,8 +103,8 @@ def multi_worker_strategy(environment: Environment) -> tf.distribute.Strategy:
     """Returns the strategy of several tasks, which TensorFlow's coordination service connects."""
     members = Counter(str(task.role) for task in environment.members)
     leader = f"/job:{environment.chief.role}/replica:0/task:0"
-    eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
     eager_context.configure_late_collectives(f"/job:{environment.task.role}/task:{environment.task.index}", leader)
+    eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)
     options = communication_options(environment.communication)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 

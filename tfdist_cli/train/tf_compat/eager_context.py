@@ -212,8 +212,8 @@ def configure_late_collectives(device: str, leader: str) -> None:
     """Configures the collective operations of a runtime that has started; `MultiWorkerMirroredStrategy` refuses it.
 
     A program may have made tensors and datasets before it joins its cluster. The task gets another name then, and the
-    server of the collectives takes this configuration. TensorFlow's warning about this is of no use to the reader:
-    tfdist makes such datasets again.
+    server of the collectives takes this configuration. TensorFlow's warnings about this are of no use to the reader:
+    tfdist makes such datasets again, and the server takes the coordination service.
 
     Seen in TensorFlow 2.21.0: `Context.configure_collective_ops` raises once the runtime has started; it accepts what
     is in these attributes already. Reason: `Context.enable_collective_ops`, which comes next, does work then. Replace
@@ -233,7 +233,8 @@ def configure_late_collectives(device: str, leader: str) -> None:
 
 
 def _is_no_late_start(record: logging.LogRecord) -> bool:
-    return "Enabling collective ops after program startup" not in record.getMessage()
+    text = record.getMessage()
+    return not text.startswith(("Enabling collective ops after", "Configuring coordination service type may not"))
 
 
 def set_shared_value(key: str, value: str) -> None:
