@@ -7,8 +7,9 @@ import pytest
 
 from tests.support.chaos import Fault, Training
 from tests.support.launching import launch
+from tests.support.tasks import ROLE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.rotates(2, 1)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
 CLUSTER = """
 strategy: parameter_server
@@ -47,6 +48,7 @@ def weight(path):
     return float(keras.saving.load_model(path).get_weights()[0][0, 0])
 
 
+@pytest.mark.rotates(2, 1)
 def test_the_best_checkpoint_is_exported_and_the_training_ends_after_a_restart_of_the_evaluator(tmp_path):
     (tmp_path / "growing.py").write_text(MODULE)
     (tmp_path / "growing.yaml").write_text(RECIPE)
@@ -68,3 +70,20 @@ def test_the_best_checkpoint_is_exported_and_the_training_ends_after_a_restart_o
     assert set(done.report["exports"]) == {str(best), str(training.run / "export" / "model.keras")}
     again = launch(tmp_path, "--run-dir", "run", "--recipe", "growing.yaml")
     assert (again.code, again.report["step"]) == (0, done.report["step"]), again.stderr
+
+
+@pytest.mark.rotates(4, 3)
+def test_tasks_without_a_launcher_use_the_scores_of_the_evaluator_too(cluster, tmp_path):
+    (tmp_path / "growing.py").write_text(MODULE.replace("4000", "1000"))
+    (tmp_path / "growing.yaml").write_text(RECIPE)
+    tasks, run = cluster(chief=1, ps=1, worker=1, evaluator=1), tmp_path / "run"
+    for task in tasks.tasks:
+        recipe = () if task.startswith(("ps", "worker")) else ("--recipe", str(tmp_path / "growing.yaml"))
+        tasks.start((*ROLE, "--planned", *recipe), task, env={"TFDIST_RUN_DIR": str(run)})
+    ended = tasks.finish(150)
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    scores = json.loads((run / "checkpoints" / "evaluator.json").read_text())
+    assert (scores["best"], scores["stops"]) == (80, True)
+    assert weight(run / "export" / "best" / "model.keras") == pytest.approx(1 - 0.992**80, abs=1e-5)
+    scored = [json.loads(line)["step"] for line in (run / "evaluation.jsonl").read_text().splitlines()]
+    assert scored == scores["scored"]

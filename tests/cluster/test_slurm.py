@@ -48,6 +48,11 @@ def await_lines(process, path, predicate):
     raise AssertionError(f"no such line in {path}: {lines[-5:]}")
 
 
+def output_of_profile(run):
+    argv = [sys.executable, "-m", "tfdist_cli", "profile", run, "--task", "worker:1", "--json"]
+    return subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=60).stdout
+
+
 def job_of(run):
     return (run / "slurm_job").read_text().strip()
 
@@ -84,14 +89,17 @@ def test_the_digits_are_learned(cluster, lab, tmp_path):
     assert not list(done.run_dir.rglob("*.raw"))
 
 
-def test_ctrl_c_saves_a_checkpoint_in_a_heterogeneous_job(lab, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_in_a_heterogeneous_job_after_a_profile(lab, tmp_path):
     yaml = PARAMETER_SERVER.replace("worker: {replicas: 2}", "worker: {replicas: 2, cpus: 3}") % ""
     folder = project(tmp_path, cluster=yaml, recipe_yaml=LONG)
     process = launched(folder, "--run-dir", "run")
-    await_lines(process, folder / "run" / "metrics.jsonl", lambda line: line["step"] > 30)
+    await_lines(process, folder / "run" / "metrics.jsonl", lambda line: line["step"] > 300)
+    profiled = json.loads(output_of_profile(folder / "run"))
     process.send_signal(signal.SIGINT)
     done = finish(process, PATIENCE)
     assert done.code == 130, done.stderr
+    assert Path(profiled["path"]).stat().st_size == profiled["bytes"]
+    assert any("MatMul" in each["name"] for each in profiled["operations"])
     (saved,) = done.report["checkpoints"]
     assert saved["step"] > 30
     assert Path(saved["path"]).is_dir()

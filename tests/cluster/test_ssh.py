@@ -15,6 +15,7 @@ import yaml
 from tests.support.codes import codes_in
 from tests.support.lab.hosts import ROOT, missing
 from tests.support.launching import finish, start
+from tfdist_cli.protocol.run_files import read_lines
 
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]
@@ -103,6 +104,26 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
         "worker:1": lab.hosts[2].address,
         "worker:2": lab.hosts[0].address,
     }
+    assert not lab.processes()
+
+
+@pytest.mark.rotates(4, 1)
+def test_a_worker_on_another_host_is_profiled(lab, folder):
+    where = folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 2}}")
+    launched = start(where, "--run-dir", "run", "--set", "train.epochs=100000")
+    try:
+        while not any(line["step"] > 300 for line in read_lines(where / "run" / "metrics.jsonl")):
+            assert launched.poll() is None, launched.communicate()
+            time.sleep(0.1)
+        argv = [sys.executable, "-m", "tfdist_cli", "profile", where / "run", "--task", "worker:1", "--json"]
+        profiled = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+        launched.send_signal(signal.SIGINT)
+        done = finish(launched, 100)
+    finally:
+        launched.kill()
+    assert done.code == 130, done.stderr
+    assert Path(profiled["path"]).stat().st_size == profiled["bytes"]
+    assert any("MatMul" in each["name"] for each in profiled["operations"])
     assert not lab.processes()
 
 
