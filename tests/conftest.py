@@ -1,6 +1,7 @@
 """Shared by all tests: signals as in a terminal, and long tests that take turns from day to day."""
 
 import datetime
+import logging
 import os
 import signal
 from collections import defaultdict
@@ -21,6 +22,15 @@ def pytest_configure():
         if signal.getsignal(each) is signal.SIG_IGN:
             signal.signal(each, usual)
     os.environ.setdefault(_DAY, str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before():
+    """Removes what a test has set up for tfdist's log: its handlers write to that test's captured output."""
+    log = logging.getLogger("tfdist")
+    before = list(log.handlers), log.level, log.propagate
+    yield
+    log.handlers[:], log.level, log.propagate = before
 
 
 def pytest_report_header():
