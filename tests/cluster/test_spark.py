@@ -42,9 +42,13 @@ def test_the_training_survives_an_executor_and_ends_with_ctrl_c(spark, tmp_path)
     assert not psutil.wait_procs(spark.executors(), timeout=20)[1]
 
 
-def test_a_pipeline_survives_an_executor(spark, tmp_path):  # noqa: F811 - the fixture above
+def program(spark, folder, epochs):  # noqa: F811 - the fixture above
     pytest.importorskip("pandas", reason="pyspark's mapInArrow needs pandas: pip install 'tfdist-cli[spark]'")
-    process = start_program("spark_fit.py", tmp_path, spark.master, tmp_path / "store", 30)
+    return start_program("spark_fit.py", folder, spark.master, folder / "store", epochs)
+
+
+def test_a_pipeline_survives_an_executor(spark, tmp_path):  # noqa: F811 - the fixture above
+    process = program(spark, tmp_path, 30)
     await_event(process, "store/*/run", "checkpoint")
     spark.executors()[0].kill()
     out, err = process.communicate(timeout=2 * PATIENCE)
@@ -67,6 +71,6 @@ def test_a_pipeline_survives_an_executor(spark, tmp_path):  # noqa: F811 - the f
 
 
 def test_ctrl_c_in_a_program(spark, tmp_path):  # noqa: F811 - the fixture above
-    result = interrupt_program(start_program("spark_fit.py", tmp_path, spark.master, tmp_path / "store", 100_000))
+    result = interrupt_program(program(spark, tmp_path, 100_000))
     assert (result["code"], result["losses"]) == ("stopped-by-signal", [])
     assert result["checkpoints"][-1]["step"] > 100  # that of the end
