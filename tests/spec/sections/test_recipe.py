@@ -17,7 +17,7 @@ def test_the_services_that_a_recipe_uses():
     [
         ({"place": {"a": "worker:1"}}, "place-skips-task"),
         ({"place": {"a": "worker:0"}, "stages": 1}, "stages-and-place"),
-        ({"micro_batches": 5}, "micro-batches-do-not-fit"),
+        ({"micro_batches": 33}, "micro-batches-do-not-fit"),
     ],
 )
 def test_stages_that_cannot_be(keys, code):

@@ -64,7 +64,8 @@ def compiled(build):
 
 
 def batches(x, size):
-    return tf.data.Dataset.from_tensor_slices((x, Y)).batch(size, drop_remainder=True)
+    """All but 5 examples: the last batch is smaller."""
+    return tf.data.Dataset.from_tensor_slices((x, Y)).skip(5).batch(size)
 
 
 def main():

@@ -308,7 +308,7 @@ class Recipe(SpecModel):
             if sorted(set(self.place.values())) != [f"worker:{n}" for n in range(placed)]:
                 message = f"place has to name worker:0 to worker:{placed - 1}, the stages of one replica, each of them"
                 raise Inconsistent([KeyProblem(("place",), message, code="place-skips-task")])
-        if self.train.batch_size % self.micro_batches:
+        if self.train.batch_size < self.micro_batches:
             message = f"a batch of {self.train.batch_size} examples cannot be divided into {self.micro_batches} parts"
             raise Inconsistent([KeyProblem(("micro_batches",), message, code="micro-batches-do-not-fit")])
         return self

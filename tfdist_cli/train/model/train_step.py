@@ -140,9 +140,11 @@ class ModelStep:
         """The device scope in which the model is computed."""
         self.batches_per_update: int | tf.Tensor = 1
         """The number of batches whose gradients are combined into one update. A train step computes one of them."""
-        self.examples_per_batch: int | None = None
+        self.examples_per_batch: int | tf.Tensor | None = None
         """The number of examples with which a batch counts once in the mean over the batches of an update; a larger one
         counts for more. None if all batches count the same."""
+        self.counts: tf.Tensor | None = None
+        """Whether a batch counts at all, bool, shape (); otherwise its gradients are 0. None: it does."""
         self.sums_gradients = False
         """Whether the engine sums the gradients of these batches. If so, the step divides its gradient by their number;
         otherwise the engine computes the mean itself."""
@@ -159,6 +161,12 @@ class ModelStep:
         step = copy(self)
         step.batches_per_update = batches
         step.compile()
+        return step
+
+    def weighted_by(self, examples_per_batch: tf.Tensor, counts: tf.Tensor | None) -> ModelStep:
+        """Returns this step for a batch that counts by its examples; see the attributes for the arguments."""
+        step = copy(self)
+        step.examples_per_batch, step.counts = examples_per_batch, counts
         return step
 
     def build(self, element_spec: Any) -> None:
@@ -357,7 +365,7 @@ class ModelStep:
     def _share(self, gradient: Any, x: Any) -> Any:
         """Returns a gradient of the model's own step as a part of the update that it is combined into."""
         if self.examples_per_batch is not None:
-            gradient = scaled(gradient, _batch_size(x) / self.examples_per_batch)
+            gradient = scaled(gradient, self._weight_of(x))
         divides = self.sums_gradients and self.batches_per_update > 1
         return scaled(gradient, 1 / self.batches_per_update) if divides else gradient
 
@@ -521,14 +529,20 @@ class ModelStep:
         """Returns how many times as many examples as a batch the update has."""
         if self.examples_per_batch is None:
             return self.batches_per_update
-        return self.batches_per_update * self.examples_per_batch / _batch_size(x)
+        examples = tf.cast(self.batches_per_update, tf.float64) * tf.cast(self.examples_per_batch, tf.float64)
+        return examples / tf.cast(_batch_size(x), tf.float64)
 
     def _weighted(self, loss: tf.Tensor, batch: Any) -> tf.Tensor:
         """Multiplies a batch's loss so that the mean over the batches of an update weighs each by its examples."""
         if self.examples_per_batch is None:
             return loss
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        return loss * tf.cast(_batch_size(x) / self.examples_per_batch, loss.dtype)
+        return loss * tf.cast(self._weight_of(x), loss.dtype)
+
+    def _weight_of(self, x: Any) -> tf.Tensor:
+        """How many times a batch counts in the mean over the batches of an update, float64, shape ()."""
+        weight = tf.cast(_batch_size(x), tf.float64) / tf.cast(self.examples_per_batch, tf.float64)
+        return weight if self.counts is None else weight * tf.cast(self.counts, tf.float64)
 
     def _result(
         self, batch: Any, loss: tf.Tensor, scope: Assignments, gradients: list[Any], logs: Sequence[tf.Tensor] = ()

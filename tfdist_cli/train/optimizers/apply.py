@@ -41,6 +41,7 @@ def apply(
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
     rate_scaling: RateScaling | None = None,
+    by_rows: Sequence[keras.Variable] | None = None,
 ) -> tf.Tensor:
     """Updates parameters on the devices that store them.
 
@@ -50,6 +51,8 @@ def apply(
         gradients: one per parameter, each as a list by shard; None for a parameter without a gradient.
         parameters: the variables to update.
         rate_scaling: scales the optimizer's learning rate.
+        by_rows: given if a row may occur several times in a sparse gradient, which is then applied as Keras does: the
+            parameters of which an update changes only such rows, see `changed_by_rows`. None: each row occurs once.
 
     Returns:
         The number of updates before this one, int64, shape (); also for a skipped update. Without parameters there is
@@ -62,16 +65,20 @@ def apply(
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(part))) for part in present])
         return tf.cond(
             finite,
-            lambda: _apply_unscaled(optimizer, gradients, parameters, rate_scaling),
+            lambda: _apply_unscaled(optimizer, gradients, parameters, rate_scaling, by_rows),
             lambda: _lower_scale(optimizer),
         )
     if isinstance(optimizer, _MULTI_OPTIMIZER):
-        return _apply_each(optimizer, gradients, parameters, rate_scaling)
-    update = None if _why_by_keras(optimizer, parameters) else fused_update_of(optimizer)
+        return _apply_each(optimizer, gradients, parameters, rate_scaling, by_rows)
+    if by_rows is not None and optimizer.loss_scale_factor is not None:  # Keras cannot divide rows by it
+        gradients = [each and [_dense(part) for part in each] for each in gradients]
+    sparse = any(isinstance(part, tf.IndexedSlices) for each in gradients for part in each or ())
+    by_keras = _why_by_keras(optimizer, parameters) or (sparse and by_rows is not None)
+    update = None if by_keras else fused_update_of(optimizer)
     awaited = _awaited(compat.iterations(optimizer).value, gradients, parameters)
     iterations, learning_rate = _counted(optimizer, awaited[: None if update is None else 1], rate_scaling)
     if update is None:
-        _apply_by_keras(optimizer, gradients, parameters, iterations, learning_rate)
+        _apply_by_keras(optimizer, gradients, parameters, iterations, learning_rate, by_rows or ())
     else:
         stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
         apply_fused(update, gradients, stored, iterations, learning_rate)
@@ -99,11 +106,12 @@ def _apply_each(
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
     rate_scaling: RateScaling | None,
+    by_rows: Sequence[keras.Variable] | None,
 ) -> tf.Tensor:
     """Applies the gradients with each optimizer of a `MultiOptimizer`, which counts its own updates as well."""
     for inner, indices in _parameters_by_optimizer(optimizer, parameters):
         own = [gradients[index] for index in indices], [parameters[index] for index in indices]
-        apply(inner, *own, rate_scaling)
+        apply(inner, *own, rate_scaling, by_rows)
     counter = compat.iterations(optimizer).value
     with tf.device(counter.device), tf.control_dependencies(_awaited(counter, gradients, parameters)[:1]):
         return counter.assign_add(1, read_value=True) - 1
@@ -366,6 +374,12 @@ def _on_device_of(shard: Any, function: Callable[[tf.Tensor], tf.Tensor], part: 
         return function(_values(part))
 
 
+def _dense(part: Any) -> tf.Tensor:
+    """Returns a gradient as a tensor, on the device where it is."""
+    with tf.device(_values(part).device):
+        return tf.convert_to_tensor(part)
+
+
 def _values(part: Any) -> tf.Tensor:
     """Returns the values of a gradient. As each row occurs once, their norm is that of the dense gradient."""
     return part.values if isinstance(part, tf.IndexedSlices) else part
@@ -377,13 +391,14 @@ def _apply_by_keras(
     parameters: Sequence[keras.Variable],
     iterations: tf.Tensor,
     learning_rate: tf.Tensor,
+    by_rows: Sequence[keras.Variable],
 ) -> None:
     whole = [each and (each[0] if len(each) == 1 else tf.concat(each, axis=0)) for each in gradients]
     # Keras updates variables only within a replica context. There is one replica. `strategy.run` would trace it in
     # another thread, where the substituted variables are not in effect.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
     values = {compat.ITERATIONS: Read(iterations), compat.LEARNING_RATE: Read(learning_rate)}
-    with substituted(optimizer, values), fused(optimizer), replica:
+    with substituted(optimizer, values), fused(optimizer, by_rows, summed=False), replica:
         optimizer.apply(whole, list(parameters))
 
 
@@ -425,13 +440,14 @@ def _apply_unscaled(
     gradients: Sequence[Gradient | None],
     parameters: Sequence[keras.Variable],
     rate_scaling: RateScaling | None,
+    by_rows: Sequence[keras.Variable] | None,
 ) -> tf.Tensor:
     scale = tf.convert_to_tensor(optimizer.dynamic_scale.value)
     unscaled = [
         None if gradient is None else _mapped(parts(variable), gradient, partial(_divided, by=scale))
         for variable, gradient in zip(parameters, gradients, strict=True)
     ]
-    iterations = apply(optimizer.inner_optimizer, unscaled, parameters, rate_scaling)
+    iterations = apply(optimizer.inner_optimizer, unscaled, parameters, rate_scaling, by_rows)
     steps = tf.convert_to_tensor(optimizer.step_counter.value.assign_add(1, read_value=True))
     grows = steps >= optimizer.dynamic_growth_steps
     optimizer.dynamic_scale.value.assign(tf.where(grows, scale * 2.0, scale))

@@ -132,8 +132,8 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
         updates: when gradients are applied on parameter servers; asynchronously by default.
         learning_rate: how the optimizer's learning rate is adjusted; not at all by default.
         wire: the type in which parameters and gradients cross the network: `float32`, `bfloat16` or `float16`.
-        embeddings: which `Embedding` tables are transferred row by row, on parameter servers and between mirrored
-            workers; None for none.
+        embeddings: which `Embedding` tables are transferred row by row, on parameter servers, between mirrored workers
+            and between stages; None for none.
         jit: whether XLA compiles the forward and backward pass, and in one process the update; `"auto"` measures both
             before the training, and uses the faster one.
         micro_batches: the parts of a batch that pass through the stages of `model_parallel` one after the other.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.engine.mirrored.row_packing import RowPacking, TableGradient, rows_are_cheaper
+from tfdist_cli.train.engine.mirrored.row_packing import RowPacking, TableGradient
 
 SHAPES = [(6, 2), (9, 3), (5, 2)]
 random = np.random.default_rng(0)
@@ -80,10 +80,3 @@ def test_more_rows_than_an_int32_counts():
     tables = [TableGradient(slices, (2**31, 1), distinct=True), TableGradient(slices, (9, 1), distinct=True)]
     found = RowPacking("float32", lambda *own: own).sums(tables)
     assert [each.indices.numpy().tolist() for each in found] == [[7], [7]]
-
-
-@pytest.mark.parametrize(
-    ("lookups", "replicas", "cheaper"), [(50, 2, True), (51, 2, False), (34, 3, False), (None, 9, True)]
-)
-def test_rows_are_cheaper_if_they_are_few(lookups, replicas, cheaper):
-    assert rows_are_cheaper(100, lookups, replicas) is cheaper

@@ -8,11 +8,15 @@ import tensorflow as tf
 from tests.support.codes import raises
 from tests.support.compare import difference
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.spec.sections.updates import EmbeddingRule
 from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers
+from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.optimizers.registry import FusedUpdate
 from tfdist_cli.train.trainer.evaluate import Watch
 from tfdist_cli.train.variables import stages as module
 from tfdist_cli.train.variables.placement import PlacementRules
@@ -63,16 +67,17 @@ def engine(monkeypatch):
     monkeypatch.setattr(module, "CHIEF_DEVICE", device)
     monkeypatch.setattr(module, "_device", lambda _: device)
 
-    def of(build, *, batch, workers=4, micro_batches=2):
+    def of(build, *, batch, workers=4, micro_batches=2, data=data_of, **rules):
         strategy = tf.distribute.OneDeviceStrategy(device)
         stages = Stages(strategy, workers)
         stages.set_rules(PlacementRules(stages=2))
-        spec = data_of(batch).element_spec
+        spec = data(batch).element_spec
         with strategy.scope():
             step = ModelStep(build())
             step.build(spec)
             place_layers(stages, step.model)
-            return ModelParallelEngine(step, strategy, stages, spec, Rules(micro_batches=micro_batches)), step.model
+            own = Rules(micro_batches=micro_batches, **rules)
+            return ModelParallelEngine(step, strategy, stages, spec, own), step.model
 
     return of
 
@@ -96,6 +101,86 @@ def test_replicas_and_micro_batches_make_the_update_of_the_whole_batch(engine):
         score() for score in made.test_steps(lambda _: batches(x, y, batch=16), steps=2, watch=Watch(2, reports=False))
     ]
     assert len(each_batch) == 2
+
+
+@pytest.mark.slow
+def test_each_example_of_a_partial_batch_weighs_as_in_keras(engine):
+    """The last step has a batch of 12 and one of 4, with fewer examples than parts."""
+
+    def data(batch):
+        return tf.data.Dataset.from_tensor_slices(classes()).batch(batch)
+
+    made, model = engine(network, batch=12, micro_batches=5, data=data)
+    plain, means = network(), []
+    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: means.append(logs["loss"]))
+    plain.fit(*classes(), batch_size=24, shuffle=False, verbose=0, callbacks=[told])
+    made.open(lambda _: data(12), share="split", step=0, batches=0)
+    executions = list(made.run(3, first=0, size=1, adapts=False, pause=NoPause()))
+    sizes = [each.examples["chief:0"] for each in executions]
+    assert sizes == [24, 24, 16]
+    losses = [each.losses[0] for each in executions]
+    np.testing.assert_allclose(np.cumsum(np.multiply(losses, sizes)) / np.cumsum(sizes), means, rtol=1e-5)
+    assert difference(plain.variables, model.variables) < 1e-6
+    assert difference(plain.optimizer.variables, model.optimizer.variables) < 1e-6
+    totals = MetricTotals(made._step)
+    for each in executions:
+        totals.add(each.metrics)
+    assert totals.logs()["accuracy"] == pytest.approx(plain.history.history["accuracy"][0])
+
+
+IDS, TARGETS = np.random.default_rng(1).integers(0, 9, (32, 3)), np.arange(32.0)[:, None] / 32
+
+
+def tables(optimizer):
+    """A table that is looked up twice, with rows that occur several times in a batch and rows that never do."""
+    keras.utils.set_random_seed(4)
+    ids = keras.Input((3,), dtype="int32")
+    table, other = keras.layers.Embedding(90, 4, name="table"), keras.layers.Embedding(80, 4, name="other")
+    hidden = [keras.layers.Flatten()(each) for each in (table(ids), table(ids[:, :1]), other(ids))]
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(hidden)))
+    model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (lambda: keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.0), True),
+        (lambda: keras.optimizers.Adam(0.1, beta_2=0.99, global_clipnorm=0.5), False),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, beta_2=0.99), initial_scale=8.0),
+            False,
+        ),
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9, loss_scale_factor=8.0), False),
+    ],
+    ids=["adagrad", "adam", "scaled adam", "scaled sgd"],
+)
+def test_a_row_that_occurs_several_times_is_updated_as_in_keras(engine, monkeypatch, make, rows):
+    updated = []
+    each = FusedUpdate.sparse_each
+
+    def recorded(update, variable, *args):
+        updated.append(variable.shape[0])
+        return each(update, variable, *args)
+
+    monkeypatch.setattr(FusedUpdate, "sparse_each", recorded)
+
+    def data(batch):
+        return tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(batch, drop_remainder=True)
+
+    made, model = engine(lambda: tables(make()), batch=8, data=data, embeddings=EmbeddingRule(min_bytes=0))
+    unscaled = innermost(make())  # Keras cannot scale rows
+    unscaled.loss_scale_factor = None
+    plain = tables(unscaled)
+    plain.fit(IDS, TARGETS, batch_size=16, shuffle=False, verbose=0)
+    made.open(lambda _: data(8), share="split", step=0, batches=0)
+    list(made.run(2, first=0, size=2, adapts=False, pause=NoPause()))
+    assert difference(plain.variables, model.variables) < 5e-6
+    assert set(updated) == ({90, 80} if rows else set())
+    assert made.evaluate(lambda _: data(8), steps=None, watch=Watch(None, reports=False)).logs()[
+        "loss"
+    ] == pytest.approx(plain.evaluate(IDS, TARGETS, verbose=0), rel=1e-4)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def summed(layer, x):
         names.extend(operation.name for operation in tf.compat.v1.get_default_graph().get_operations())
         return sums
 
-    return [each.numpy() for each in run(x)], [name for name in names if name.startswith("sum_")]
+    return [tf.convert_to_tensor(each).numpy() for each in run(x)], [name for name in names if name.startswith("sum_")]
 
 
 @pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LAYERS.keys())

@@ -28,8 +28,8 @@ from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
 from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
 from tfdist_cli.train.engine.mirrored.replica_steps import ReplicaSteps, StepsTaken
 from tfdist_cli.train.engine.mirrored.scoring import Scoring
-from tfdist_cli.train.engine.mirrored.table_rows import TableRows
 from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.engine.table_rows import TableRows
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables, require_row_updates
 from tfdist_cli.train.model.jit import choose_xla, run_locally
@@ -224,7 +224,9 @@ class MirroredEngine:
         return bool(decided[0]), int(decided[1])
 
     def _table_rows(self) -> TableRows:
-        return TableRows(self._step, self._element_spec, self._rules, self._collectives)
+        gathers = self._replicas > 1
+        rules = replace(self._rules, embeddings=None) if gathers and self._collectives.gather is None else self._rules
+        return TableRows(self._step, self._element_spec, rules, batches=self._replicas, gathers=gathers)
 
     def _steps_with(self, tables: TableRows) -> ReplicaSteps:
         self._scoring.read_by(tables.evaluation_reader)

@@ -11,8 +11,8 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
 from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.mirrored.row_packing import RowPacking, TableGradient
-from tfdist_cli.train.engine.mirrored.table_rows import TableRows
 from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.engine.table_rows import TableRows
 
 
 class GradientReduction:

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
 from tfdist_cli.train.engine.mirrored.gradient_reduction import GradientReduction
-from tfdist_cli.train.engine.mirrored.table_rows import TableRows
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
+from tfdist_cli.train.engine.table_rows import TableRows
 from tfdist_cli.train.model.assignments import Assigned
 from tfdist_cli.train.model.jit import compiles
 from tfdist_cli.train.model.metrics import MetricTotals
@@ -107,7 +107,7 @@ class ReplicaSteps:
         for number, batch in enumerate(batches):
             timer.end("data", batch)
             state = self._seeds.state_for_step(taken.state, first + number, replica)
-            read = self._tables.read(batch)
+            (read,) = self._tables.read([batch])
             begun = [time_of(read.values, batch)] if bounds else []
             updates = _Updates(self, context, timer)
             result = step.train(

@@ -18,20 +18,6 @@ Gather = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Numbers, shape (n,), and rows, shape (n, width), of a replica → those of all replicas, the same on each of them."""
 
 
-def rows_are_cheaper(rows: int, lookups: int | None, replicas: int) -> bool:
-    """Whether the gradient of a table crosses as rows in less time than as a whole table.
-
-    A replica sends its rows to each other one, and all of them add up the rows of all. Of a whole table, it sends and
-    adds up a part.
-
-    Args:
-        rows: the rows of the table.
-        lookups: the lookups of a replica's batch; None if they are not known, which is assumed to be few.
-        replicas: the number of replicas.
-    """
-    return lookups is None or lookups * replicas <= rows
-
-
 @dataclass(frozen=True)
 class TableGradient:
     """A replica's gradient of a table.

@@ -24,10 +24,16 @@ from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, che
 from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.model_parallel.gradient_sums import computed_alone, sum_gradients
-from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
+from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatch, MicroBatches
+from tfdist_cli.train.engine.table_rows import TableRows
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables
-from tfdist_cli.train.model.evaluation import batch_evaluation_function, evaluation_function, first_counts
+from tfdist_cli.train.model.evaluation import (
+    ParameterReader,
+    batch_evaluation_function,
+    evaluation_function,
+    first_counts,
+)
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
@@ -69,10 +75,11 @@ class ModelParallelEngine:
     ) -> None:
         refuse_dynamic_tables(step.model, "model parallelism")
         self._step, self._strategy, self._stages, self._rules = step, strategy, stages, rules
-        self._micro = MicroBatches.of(element_spec, rules.micro_batches)
         self.sharers = stages.replicas
+        self._micro = MicroBatches.of(element_spec, rules.micro_batches, self.sharers)
         self._parts = self.sharers * self._micro.count
         self._check_state()
+        self._tables = self._table_rows()
         step.device_scope = stages.computing
         step.batches_per_update, step.sums_gradients = self._parts, True
         _log_unused(rules)
@@ -98,6 +105,11 @@ class ModelParallelEngine:
             self.total,
             self._take_standard_path,
         )
+
+    def _table_rows(self) -> TableRows:
+        """The tables of which only rows are read and updated, on the workers that hold them."""
+        rules = replace(self._rules, jit=False)  # it has no effect
+        return TableRows(self._step, self._micro.element_spec, rules, batches=self._parts)
 
     def _check_state(self) -> None:
         """Checks that the model keeps no state of examples from batch to batch if batches are divided.
@@ -188,6 +200,7 @@ class ModelParallelEngine:
 
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
+        self._tables = self._table_rows()
         self._functions.clear()
         if self._data:
             self._iterator = iter(self._data())
@@ -203,7 +216,7 @@ class ModelParallelEngine:
             for number in range(count):
                 batches = [self._micro.parts(next_batch(iterator)) for _ in range(self.sharers)]
                 state, metrics, results = self._take_step(batches, first + number, state, metrics)
-                losses.append(tf.add_n([tf.cast(each.loss, tf.float64) for each in results]) / self._parts)
+                losses.append(self._loss_of(results))
                 examples += [each.examples for each in results]
                 logs = results[-1].logs
             packed = [totals.pack(own, list(logs)) for own in metrics]
@@ -212,8 +225,16 @@ class ModelParallelEngine:
 
         return execute
 
+    def _loss_of(self, results: Sequence[StepResult]) -> tf.Tensor:
+        """The loss of a step, float64, shape ()."""
+        each = [tf.cast(result.loss, tf.float64) for result in results]
+        if self._micro.equal:
+            return tf.add_n(each) / self._parts
+        examples = [tf.cast(result.examples, tf.float64) for result in results]
+        return tf.add_n([loss * own for loss, own in zip(each, examples, strict=True)]) / tf.add_n(examples)
+
     def _take_step(
-        self, batches: Sequence[Sequence[Any]], number: tf.Tensor, state: Tensors, metrics: list[Tensors]
+        self, batches: Sequence[Sequence[MicroBatch]], number: tf.Tensor, state: Tensors, metrics: list[Tensors]
     ) -> tuple[Tensors, list[Tensors], list[StepResult]]:
         """Takes a step with its update.
 
@@ -226,7 +247,8 @@ class ModelParallelEngine:
         Returns:
             The new state and metrics, and the results of all micro-batches.
         """
-        step, parameters = self._step, values(self._step.parameters)
+        step, read = self._step, iter(self._tables.read([part.batch for parts in batches for part in parts]))
+        weighted = self._weighting(batches)
         computed_in = [self._stages.stage_of(variable) for variable in step.parameters]
         results: list[list[StepResult]] = []
         for replica, parts in enumerate(batches):
@@ -237,25 +259,37 @@ class ModelParallelEngine:
             for index, part in enumerate(parts):
                 own = self._seeds.state_for_step(own, number, replica * len(parts) + index)
                 order.begin()
-                result = step.train(parameters, own, metrics[replica], part)
+                parameters = next(read)
+                result = weighted(part).train(parameters.values, own, metrics[replica], part.batch, parameters.scope)
                 order.end(_awaited(computed_in, result.gradients))
-                own, metrics[replica] = result.state, result.metrics
-                results[-1].append(result)
+                with self._stages.following():
+                    gradients = parameters.gradients(result.gradients, summed=False)
+                    own = _where(part.counts, result.state, own)
+                    metrics[replica] = _where(part.counts, result.metrics, metrics[replica])
+                examples = result.examples if part.examples is None else part.examples
+                results[-1].append(replace(result, gradients=gradients, state=own, examples=examples))
         step.device_scope = self._stages.computing
         each = [result for own_results in results for result in own_results]
         self._update([[result.gradients for result in own_results] for own_results in results])
         return self._assign_state([own_results[-1].state for own_results in results]), metrics, each
 
+    def _weighting(self, batches: Sequence[Sequence[MicroBatch]]) -> Callable[[MicroBatch], ModelStep]:
+        """Returns a function of a micro-batch that returns the step with its weight in the mean of all of them."""
+        if self._micro.equal:
+            return lambda _: self._step
+        examples = tf.add_n([part.examples for parts in batches for part in parts])
+        mean = tf.cast(examples, tf.float64) / self._parts
+        return lambda part: self._step.weighted_by(mean, part.counts)
+
     def _update(self, gradients: list[list[list[Any]]]) -> None:
         """Sums the gradients of each replica where they are, then those of all replicas, and updates the variables."""
         given: list[Any] = []
-        with self._stages.following():
+        with self._stages.following(), nullcontext() if self._rules.optimized else kernels_disabled():
             for index in range(len(self._step.parameters)):
                 found = [[part[index] for part in own if part[index] is not None] for own in gradients]
                 sums = [sum_gradients(own) for own in found if own]
                 given.append([sum_gradients(sums)] if sums else None)
-        with nullcontext() if self._rules.optimized else kernels_disabled():
-            apply(self._step.optimizer, given, self._step.parameters, self._rate)
+            apply(self._step.optimizer, given, self._step.parameters, self._rate, self._tables.variables)
 
     def _assign_state(self, states: list[Tensors]) -> Tensors:
         """Assigns the mean of the replicas' state, and returns the state."""
@@ -279,7 +313,7 @@ class ModelParallelEngine:
         with self.scope():
             scored = self._scoring(dataset)
             if self._evaluation is None:
-                self._evaluation = evaluation_function(self._step, self._totals, scored)
+                self._evaluation = evaluation_function(self._step, self._totals, scored, self._reader)
             limit = tf.constant(-1 if steps is None else steps, tf.int64)
             iterator, counts = iter(dataset), first_counts(self._step, self._totals, scored)
         complete = False
@@ -302,7 +336,9 @@ class ModelParallelEngine:
             scored = self._scoring(dataset)
             restore = scored.snapshot()
         if self._batch_evaluation is None:
-            self._batch_evaluation = batch_evaluation_function(self._step, self._totals, scored, dataset.element_spec)
+            self._batch_evaluation = batch_evaluation_function(
+                self._step, self._totals, scored, dataset.element_spec, self._reader
+            )
 
         def score(batch: Any) -> np.ndarray:
             with self.scope():
@@ -316,6 +352,9 @@ class ModelParallelEngine:
                     restore()  # the evaluation will begin again
                 raise
             yield partial(score, batch)
+
+    def _reader(self) -> ParameterReader:
+        return self._tables.evaluation_reader()
 
     def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:
         if self._scored_state is None:
@@ -352,6 +391,14 @@ class ModelParallelEngine:
         """See `Engine.settle`."""
         with self.scope():
             self._seeds.write(step)
+
+
+def _where(counts: tf.Tensor | None, new: Tensors, old: Tensors) -> Tensors:
+    """Returns new values if a micro-batch counts, otherwise the old ones."""
+    if counts is None:
+        return new
+    pairs = zip(new, old, strict=True)
+    return [value if value is before else tf.where(counts, value, before) for value, before in pairs]
 
 
 def _awaited(stages: Sequence[int], gradients: Sequence[Any]) -> list[tuple[int, tf.Tensor]]:

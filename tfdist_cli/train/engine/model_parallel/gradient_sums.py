@@ -27,16 +27,17 @@ _FACTORS = {
 """Operations that may sum over the examples, the first dimension of both factors, and which inputs the factors are."""
 
 
-def sum_gradients(gradients: Sequence[Any]) -> tf.Tensor:
+def sum_gradients(gradients: Sequence[Any]) -> tf.Tensor | tf.IndexedSlices:
     """Returns the sum of the gradients of a variable, one for each micro-batch, where they are computed.
 
     Args:
-        gradients: tensors of the same shape, or `tf.IndexedSlices`.
+        gradients: tensors of the same shape, or `tf.IndexedSlices`. The sum of these has all of their rows, so that it
+            is the gradient of the whole batch: it matters to some optimizers how often a row occurs.
     """
     if len(gradients) == 1:
-        return tf.convert_to_tensor(gradients[0])
+        return gradients[0]
     if all(isinstance(each, tf.IndexedSlices) for each in gradients):
-        return tf.convert_to_tensor(_joined(gradients))
+        return _joined(gradients)
     chains = [_chain(each) for each in gradients]
     if all(chains) and len({tuple(op.type for op in chain) for chain in chains}) == 1:
         return _reapplied(chains[0][:-1], _product_of_all([chain[-1] for chain in chains]))
@@ -93,7 +94,7 @@ def _product_of_all(products: Sequence[tf.Operation]) -> tf.Tensor:
 
 
 def _joined(rows: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns the rows of all micro-batches, so that the table's shape is filled once."""
+    """Returns the rows of all micro-batches."""
     with tf.device(rows[0].values.device):
         values, indices = (tf.concat(each, axis=0) for each in zip(*((r.values, r.indices) for r in rows), strict=True))
     return tf.IndexedSlices(values, indices, rows[0].dense_shape)

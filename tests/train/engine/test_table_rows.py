@@ -13,8 +13,7 @@ from tests.support.compare import assert_same, train_both
 from tests.support.optimizers import OPTIMIZERS
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.engine.base import Rules
-from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
-from tfdist_cli.train.engine.mirrored.table_rows import TableRows
+from tfdist_cli.train.engine.table_rows import TableRows, rows_are_cheaper
 from tfdist_cli.train.model import jit
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.optimizers.registry import FusedUpdate
@@ -84,8 +83,7 @@ def test_a_row_that_occurs_several_times_is_updated_by_each_of_its_gradients(pol
 def rows_of(model, **rules):
     step = ModelStep(model)
     step.build(SPEC)
-    collectives = Collectives(tf.distribute.get_strategy(), Membership())
-    return TableRows(step, SPEC, Rules(**({"embeddings": ALL} | rules)), collectives)
+    return TableRows(step, SPEC, Rules(**({"embeddings": ALL} | rules)))
 
 
 def names(rows):
@@ -122,7 +120,7 @@ class TestWhichTables:
         assert names(rows_of(looked_up(embeddings_regularizer="l2"))) == ["other"]
 
     def test_not_those_of_which_a_batch_looks_up_more_rows_than_there_are(self, monkeypatch):
-        monkeypatch.setattr("tests.train.engine.mirrored.test_table_rows.ROWS", 4 * BATCH - 1)
+        monkeypatch.setattr("tests.train.engine.test_table_rows.ROWS", 4 * BATCH - 1)
         assert names(rows_of(looked_up())) == ["other"]
 
 
@@ -135,7 +133,7 @@ def test_neither_training_nor_evaluation_reads_a_whole_table():
 
     dense = {(20, 2), (2,)}
     batch = (tf.constant(IDS[:BATCH]), tf.constant(TARGETS[:BATCH]))
-    assert shapes(tf.function(lambda: rows.read(batch).values)) == dense
+    assert shapes(tf.function(lambda: rows.read([batch])[0].values)) == dense
     assert shapes(tf.function(lambda: rows.evaluation_reader()(batch)[0])) == dense
 
 
@@ -200,3 +198,10 @@ def test_a_dynamic_table_that_something_else_reads_is_read_completely():
     model.compile("adagrad", "mse")
     tfdist.fit(model, np.ones((8, 3), np.int64), np.ones((8, 2)), batch_size=4, embeddings=ALL, verbose=0)
     assert table.vocabulary()[0].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("lookups", "replicas", "cheaper"), [(50, 2, True), (51, 2, False), (34, 3, False), (None, 9, True)]
+)
+def test_rows_are_cheaper_if_they_are_few(lookups, replicas, cheaper):
+    assert rows_are_cheaper(100, lookups, replicas) is cheaper

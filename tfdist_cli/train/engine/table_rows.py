@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Rules
-from tfdist_cli.train.engine.mirrored.collectives import Collectives
-from tfdist_cli.train.engine.mirrored.row_packing import rows_are_cheaper
 from tfdist_cli.train.model.embeddings import EmbeddingTables, RowReads
 from tfdist_cli.train.model.evaluation import ParameterReader
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
@@ -60,14 +59,16 @@ class TableRows:
         element_spec: the `tf.TypeSpec`s of a replica's batch.
         rules: how gradients become updates. With `jit: true`, steps read whole tables: XLA would compile each number of
             rows anew.
-        collectives: the sums over all replicas.
+        batches: how many batches an update has.
+        gathers: whether other processes take part in an update, which gather the rows of all. If not, whole tables are
+            updated on a GPU, which passes over them in little time.
     """
 
-    def __init__(self, step: ModelStep, element_spec: Any, rules: Rules, collectives: Collectives) -> None:
-        self._step, self._replicas = step, collectives.replicas
-        # A pass over a table takes a GPU little time.
-        alone = self._replicas == 1 and not tf.config.list_logical_devices("GPU")
-        possible = (alone or collectives.gather is not None) and rules.optimized
+    def __init__(
+        self, step: ModelStep, element_spec: Any, rules: Rules, *, batches: int = 1, gathers: bool = False
+    ) -> None:
+        self._step, self._batches = step, batches
+        possible = (gathers or not tf.config.list_logical_devices("GPU")) and rules.optimized
         self._least: int | None = rules.embeddings.min_bytes if rules.embeddings and possible else None
         """The size in bytes from which rows of a table are read, updated or sent; None if all tables are whole."""
         # A step of the model's own computes gradients of whole tables.
@@ -94,7 +95,7 @@ class TableRows:
         if self._least is None or len(table.shape) < 2:
             return False
         size = int(np.prod(table.shape)) * tf.as_dtype(table.dtype).size
-        return size >= self._least and rows_are_cheaper(int(table.shape[0]), lookups, self._replicas)
+        return size >= self._least and rows_are_cheaper(int(table.shape[0]), lookups, self._batches)
 
     def evaluation_reader(self) -> ParameterReader:
         """Returns a function that reads the parameters for test steps; all but rows of tables are read now.
@@ -106,14 +107,28 @@ class TableRows:
         parameters, scope = RowReads(tuple(tables)).parameters_of(self._step)
         return lambda _batch: (parameters, scope)
 
-    def read(self, batch: Any) -> Parameters:
-        """Reads the parameters for a train step with a batch."""
+    def read(self, batches: Sequence[Any]) -> list[Parameters]:
+        """Reads the parameters for train steps with some batches, once; returns those of each batch."""
         if not self:
-            return Parameters(values(self._step.parameters), nullcontext, {})
-        lookup = self._tables.lookup([batch])
+            return [Parameters(values(self._step.parameters), nullcontext, {})] * len(batches)
+        lookup = self._tables.lookup(batches)
         rows = {n: own.numbers for n, own in zip(self._tables.parameter_indices, lookup.rows, strict=True)}
         read = [
             rows_of(variable.value, rows[n]) if n in rows else tf.convert_to_tensor(variable.value)
             for n, variable in enumerate(self._step.parameters)
         ]
-        return Parameters(read, self._tables.parameter_scope(lookup.positions[0]), rows)
+        return [Parameters(read, self._tables.parameter_scope(own), rows) for own in lookup.positions]
+
+
+def rows_are_cheaper(rows: int, lookups: int | None, batches: int) -> bool:
+    """Whether the gradient of a table is summed as rows in less time than as a whole table.
+
+    A replica sends its rows to each other one, and all of them add up the rows of all. Of a whole table, it sends and
+    adds up a part.
+
+    Args:
+        rows: the rows of the table.
+        lookups: the lookups of a batch; None if they are not known, which is assumed to be few.
+        batches: the number of batches in an update.
+    """
+    return lookups is None or lookups * batches <= rows
