@@ -109,6 +109,33 @@ def test_a_library_that_is_missing(monkeypatch):
     assert "[gcs]" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("Unable to load libjvm\ndlopen(libjvm.so) failed", "hadoop-library-missing"),
+        ("Prior attempt to load libhdfs failed", "hadoop-library-missing"),
+        ("HDFS connection failed", "storage-unusable"),
+    ],
+)
+def test_hadoop_cannot_be_used(reason, code, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(reason)
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", fails)
+    with raises(UsageError, code) as caught:
+        RemoteFolder(Url("hdfs://localhost:9000/run"))
+    assert "hdfs://localhost:9000/run" in str(caught.value)
+    assert "dlopen" not in str(caught.value)
+
+
+def test_pyarrow_without_java_or_hadoop(monkeypatch):
+    pytest.importorskip("pyarrow")
+    for name in ("JAVA_HOME", "HADOOP_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH"):
+        monkeypatch.setenv(name, "/nowhere")
+    with raises(UsageError, "hadoop-library-missing"):
+        RemoteFolder(Url("hdfs://localhost:9000/run"))
+
+
 def test_a_result_replaces_an_earlier_one(folder, tmp_path):
     for name in ("saved_model.pb", "variables/a"):
         (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ from tfdist_cli.storage.retry import Retry, StorageError, reason_of
 _BLOCK = 1 << 20
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
 """How long a connection, or an answer of S3, is awaited before the request is sent again."""
+_NO_HADOOP = ("load libjvm", "load libhdfs")
+"""Parts of what pyarrow says if Java or Hadoop's client library is not there."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,13 @@ def _filesystem(url: Url) -> tuple[Any, str]:
             hint=f"pip install {REQUIREMENTS[url.scheme]}, on every machine whose tasks use it",
         ) from None
     except Exception as error:  # each service has exceptions of its own
+        if url.scheme == "hdfs" and any(text in str(error) for text in _NO_HADOOP):
+            raise UsageError(
+                f"{url} needs Hadoop's client library, which pyarrow cannot load: {str(error).splitlines()[0]}",
+                code="hadoop-library-missing",
+                hint="install Java and Hadoop's client on every machine whose tasks use it, and set JAVA_HOME, "
+                "HADOOP_HOME (or ARROW_LIBHDFS_DIR, the folder of libhdfs.so) and CLASSPATH=$(hadoop classpath --glob)",
+            ) from None
         raise UsageError(
             f"{url} cannot be opened: {reason_of(error)}",
             code="storage-unusable",
