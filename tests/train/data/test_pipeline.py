@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.data import pipeline
 from tfdist_cli.train.data.pipeline import (
+    DatasetShards,
     Pipeline,
     Shard,
     as_dataset_function,
@@ -28,6 +30,7 @@ UNHURRIED = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slo
 
 
 ALONE = Shard()
+SHUFFLED = tf.data.Dataset.range(12).shuffle(12)
 
 
 def taken(pipeline, size, shard=ALONE, count=10, examples=None):
@@ -334,3 +337,27 @@ def test_data_tunes_itself_only_when_asked_to(asked, tuned):
         options.autotune.enabled = asked
         dataset = dataset.with_options(options)
     assert checked(lambda shard: dataset, Shard()).options().autotune.enabled is tuned
+
+
+@pytest.mark.parametrize("shuffled", [SHUFFLED, SHUFFLED.shuffle(5), SHUFFLED.map(abs).prefetch(1)])
+def test_workers_divide_one_order_of_a_dataset_that_is_shuffled_without_a_seed(shuffled):
+    readers = [iter(repeated(DatasetShards(shuffled.batch(2)))(Shard(index, 2))) for index in range(2)]
+    passes = [[int(each) for reader in readers for _ in range(3) for each in next(reader)] for _ in range(3)]
+    assert [sorted(one) for one in passes] == [list(range(12))] * 3
+    assert passes[0] != passes[1] != passes[2]
+
+
+def test_a_dataset_that_is_shuffled_with_a_seed_keeps_its_order():
+    tasks = [tf.data.Dataset.range(12).shuffle(12, seed=3) for _ in range(3)]  # a copy in each process
+    both = zip(*(DatasetShards(task)(Shard(index, 2)) for index, task in enumerate(tasks[:2])), strict=True)
+    assert [int(each) for pair in both for each in pair] == [int(each) for each in tasks[2]]
+
+
+def test_an_order_that_cannot_be_the_same_on_all_workers(monkeypatch):
+    def fails(*_):
+        raise tf.errors.FailedPreconditionError(None, None, "Trying to access resource 14 located in another device")
+
+    monkeypatch.setattr(pipeline, "recreated_on", fails)
+    with raises(TrainingError, "table-in-dataset"):
+        DatasetShards(SHUFFLED)(Shard(0, 2))
+    assert DatasetShards(SHUFFLED)(Shard(0, 1)).cardinality() == 12

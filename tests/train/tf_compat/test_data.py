@@ -80,10 +80,23 @@ def test_functions_of_a_graph_do_not_name_the_task_that_made_them():
     graph = values.serialize_dataset_to_graph(called)
     named, unnamed = (
         {node.device for function in parsed.library.function for node in function.node_def}
-        for parsed in map(tf.compat.v1.GraphDef.FromString, (graph.numpy(), data._on_any_host(graph).numpy()))
+        for parsed in map(tf.compat.v1.GraphDef.FromString, (graph.numpy(), data._for_any_host(graph).numpy()))
     )
     assert any("/job:" in device for device in named), "TensorFlow has begun to remove it"
     assert not any("/job:" in device for device in unnamed)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "draws"),
+    [
+        (NUMBERS, False),
+        (NUMBERS.shuffle(3).batch(2), True),
+        (NUMBERS.shuffle(3, seed=1).map(abs), False),
+        (NUMBERS.shuffle(3, seed=1).shuffle(3), True),
+    ],
+)
+def test_a_shuffle_without_a_seed_draws_an_order(dataset, draws):
+    assert data.draws_an_order(dataset) == draws
 
 
 def test_a_pipeline_without_a_cluster_is_not_older_than_it():

@@ -15,6 +15,7 @@ from tfdist_cli.train.data.arrays import as_arrays
 from tfdist_cli.train.tf_compat.data import (
     allow_many_batches,
     calls_python,
+    draws_an_order,
     is_older_than_cluster,
     recreated_on,
 )
@@ -319,8 +320,28 @@ class DatasetShards:
     def __call__(self, shard: Shard) -> tf.data.Dataset:
         """Returns every `shard.count`-th batch."""
         here = _device_of_remote_call()
-        whole = known_here(self.dataset) if here is None else _sent(self.dataset, here)
+        if here is not None:
+            whole = _sent(self.dataset, here)
+        elif shard.count > 1 and draws_an_order(self.dataset):
+            whole = _in_one_order(self.dataset)
+        else:
+            whole = known_here(self.dataset)
         return _after(shard.step, whole.shard(shard.count, shard.index))
+
+
+def _in_one_order(data: tf.data.Dataset) -> tf.data.Dataset:
+    """Makes a dataset again that is shuffled without a seed: a shard of each order of its own would not be a division.
+
+    Raises:
+        TrainingError: the dataset uses a table or a variable.
+    """
+    with tf.device(_HERE):
+        return _made_again(
+            data,
+            _HERE,
+            "the dataset is shuffled without a seed, in another order on each task, and uses a table or a variable",
+            "give it a seed: dataset.shuffle(1000, seed=1)",
+        )
 
 
 def known_here(data: tf.data.Dataset) -> tf.data.Dataset:

@@ -24,6 +24,8 @@ _IN_EVERY_PROCESS = "tfdist-"
 """The beginning of the names of functions that every process of a cluster knows."""
 _registered: dict[str, Callable[..., Any]] = {}
 _SHUFFLES = {"_ShuffleDataset", "_ShuffleAndRepeatDataset"}
+_SEEDS = {"ShuffleDatasetV3": (2, 3, 4), "ShuffleAndRepeatDatasetV2": (2, 3, 5)}
+"""Which inputs of an operation that shuffles are its two seeds and their generator."""
 _IN_ANY_ORDER = "false"
 _SHARD = "_ShardDataset"
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
@@ -177,15 +179,29 @@ def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
     the class `_VariantDataset` that the second returns. Reason: a dataset is a value of the process that made it; the
     public `tf.data.experimental.save` writes its elements, not its graph. Replace with: public functions.
 
+    A dataset that is shuffled without a seed gets one: every task shuffles in the same order, anew in each pass.
+
     Args:
         dataset: one that calls no Python code, unless the current device belongs to this process.
         source: the device that `dataset` is on.
     """
     with tf.device(source):
-        graph, options = _on_any_host(serialize_dataset_to_graph(dataset)), dataset.options()
+        graph, options = _for_any_host(serialize_dataset_to_graph(dataset)), dataset.options()
     again = deserialize_dataset_from_graph(graph, dataset.element_spec)
     again._made_from = dataset  # which keeps its Python functions
     return again.with_options(options)
+
+
+def draws_an_order(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is shuffled without a seed: in another order in every process.
+
+    Seen in TensorFlow 2.21.0: the classes in `_SHUFFLES`, `_ShuffleDataset._seed`, `_seed2`. Reason: a dataset does not
+    publish its seed. Replace with: a public property.
+    """
+    return any(
+        type(part).__name__ in _SHUFFLES and not int(part._seed) and not int(part._seed2)
+        for part in transformations(dataset)
+    )
 
 
 def is_older_than_cluster(dataset: tf.data.Dataset) -> bool:
@@ -198,8 +214,8 @@ def is_older_than_cluster(dataset: tf.data.Dataset) -> bool:
     return any(tf.DeviceSpec.from_string(part._variant_tensor.device).job != here for part in transformations(dataset))
 
 
-def _on_any_host(graph: tf.Tensor) -> tf.Tensor:
-    """Returns a serialized graph whose functions do not name the task that made them.
+def _for_any_host(graph: tf.Tensor) -> tf.Tensor:
+    """Returns a serialized graph that has the same result on every task: it names none, and draws no order.
 
     TensorFlow removes the devices of the graph's nodes, and not those of its functions. A call into Python names the
     task, whose name changes when it joins a cluster.
@@ -209,7 +225,21 @@ def _on_any_host(graph: tf.Tensor) -> tf.Tensor:
         device = tf.DeviceSpec.from_string(node.device)
         own = tf.DeviceSpec(device_type=device.device_type, device_index=device.device_index)
         node.device = own.to_string() if device.device_type else ""
+    _seed(parsed)
     return tf.constant(parsed.SerializeToString())
+
+
+def _seed(graph: tf.compat.v1.GraphDef) -> None:
+    """Gives the operations that shuffle without a seed one each, the same in every process.
+
+    The generator of their seeds is a resource of this process, in which it would be found by its name.
+    """
+    nodes = {node.name: node for node in graph.node}
+    for number, node in enumerate((each for each in graph.node if each.op in _SEEDS), 1):
+        first, second, generator = (nodes[node.input[place]].attr["value"].tensor for place in _SEEDS[node.op])
+        if not tf.make_ndarray(first) and not tf.make_ndarray(second):
+            first.CopyFrom(tf.make_tensor_proto(number, tf.int64))
+            generator.resource_handle_val[0].name += "/seeded"
 
 
 def allow_many_batches(iterator: Any) -> None:
