@@ -161,6 +161,39 @@ def test_reading_ahead_finds_the_end_of_the_first_pass():
     assert firsts(function(Shard(step=3)), 2) == [1, 9]
 
 
+def test_tensorflow_reads_each_pass_itself_after_the_first_one():
+    passes: list[int] = []
+
+    def rows():
+        passes.append(len(passes))
+        return iter([[10 * passes[-1] + number] for number in range(3)])
+
+    once = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec([1], tf.int64))
+    function = OwnShard(lambda _: once, by_pass=True)
+    assert [int(each[0]) for each in function(Shard())] == [0, 1, 2]
+    found = []
+    for done in (3, 6, 9):
+        assert function.ahead(3, 1, 5) == 0
+        dataset = function.next_pass(done)
+        assert dataset is not None
+        assert function.next_pass(done) is None, "the pass has begun"
+        found.append([int(each[0]) for each in dataset.take(3)])
+        function.forget(done)
+    assert found == [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert function._passes[0].alone
+
+
+def test_what_a_longer_shard_has_left_comes_first_in_the_next_pass():
+    function = OwnShard(odd, readers=2, by_pass=True)
+    dataset = function(Shard(0, 2, 0))
+    assert function.ahead(0, 2, 8) == 4
+    assert firsts(dataset, 2) == [1, 17]
+    for done, expected in ((2, [17, 1, 17]), (4, [1, 17, 1])):
+        following = function.next_pass(done)
+        assert following is not None
+        assert firsts(following, 3) == expected
+
+
 @pytest.mark.slow
 def test_reading_ahead_ends_with_the_training(monkeypatch):
     opened: list[Any] = []

@@ -74,6 +74,11 @@ class Consumed:
         if forget:
             forget(self.batches)
 
+    def next_pass(self) -> tf.data.Dataset | None:
+        """Returns the data from the beginning of a pass on; None if the dataset of now continues there."""
+        following = getattr(self.data, "next_pass", None)
+        return following(self.batches) if following else None
+
     def close(self) -> None:
         """Ends the reading of data that is read ahead."""
         close = getattr(self.data, "close", None)
@@ -177,15 +182,15 @@ class Pipeline:
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
             ordered = _shuffled_pass(number, examples, buffer, self.seed, shard.worker) if buffer else examples
-            return _until_empty(ordered) if self.repeat and size is None else ordered
+            return until_empty(ordered) if self.repeat and size is None else ordered
 
         passes = tf.data.Dataset.range(first_pass, tf.int64.max if self.repeat and size else 1)
         ordered = passes.flat_map(one_pass).skip(skipped)
         return ordered.batch(self.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
-def _until_empty(examples: tf.data.Dataset) -> tf.data.Dataset:
-    """Repeats the examples, each pass in another order, until a pass has no examples.
+def until_empty(examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Repeats the elements, each pass in another order, until a pass has no elements.
 
     TensorFlow fuses a repetition with a shuffle before it. A fused repetition of an empty dataset never ends.
     """

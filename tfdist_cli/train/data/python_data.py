@@ -29,6 +29,7 @@ from tfdist_cli.train.data.pipeline import (
     is_endless,
     known_here,
     pass_seed,
+    until_empty,
 )
 from tfdist_cli.train.tf_compat.data import is_loader, python_batches
 
@@ -166,12 +167,15 @@ class OwnShard:
         function: one pass over the data.
         readers: how many processes read a shard each.
         repeat: whether the data starts again when it ends. Each pass makes the iterator anew, as Keras does.
+        by_pass: whether who reads it asks for each pass, see `next_pass`.
     """
 
     function: DatasetFunction
     readers: int = 1
     repeat: bool = True
+    by_pass: bool = False
     _opened: list[BufferedSource] = field(default_factory=list)
+    _passes: list[_Passes] = field(default_factory=list)
 
     def __call__(self, shard: Shard) -> tf.data.Dataset:
         """Returns the batches of a shard; `ahead` reads those of the shard that was opened last."""
@@ -179,8 +183,28 @@ class OwnShard:
         source = self._opened[0] if self._opened and self._opened[0].name == shard_name(shard) else None
         if source is None:
             source = BufferedSource(PassesSource(dataset.element_spec, None, dataset.__iter__), shard_name(shard))
-            self._opened[:] = [source]
-        return _as_dataset(partial(source.read, shard.step, 0, 1, repeat=self.repeat), source.spec)
+            self._opened[:], self._passes[:] = [source], [_Passes(dataset, shard.step)]
+        read = partial(source.read, shard.step, 0, 1, repeat=self.repeat, to_end=self.by_pass and not shard.step)
+        return _as_dataset(read, source.spec)
+
+    def next_pass(self, batches: int) -> tf.data.Dataset | None:
+        """Returns the data from the beginning of a pass on; None if the reading of now continues there.
+
+        The pass before it may have ended for all workers, with the shortest shard, while this shard has batches left.
+        They are read first. If there are none, TensorFlow reads the passes itself from now on.
+
+        Args:
+            batches: the batches that all workers together have consumed.
+        """
+        step, source, passes = batches // self.readers, self._opened[0], self._passes[0]
+        if not self.by_pass or step == passes.begin:
+            return None
+        passes.begin = step
+        if passes.alone or source.ends_at(step, repeat=self.repeat):
+            passes.alone = True
+            source.close()
+            return passes.dataset
+        return _as_dataset(partial(source.read, step, 0, 1, repeat=self.repeat), source.spec)
 
     @property
     def has_unknown_end(self) -> bool:
@@ -203,6 +227,24 @@ class OwnShard:
         for source in self._opened:
             source.close()
         self._opened.clear()
+
+
+class _Passes:
+    """The passes over a shard.
+
+    Args:
+        once: a pass.
+        begin: the number of the batch that the first one is read from.
+
+    Attributes:
+        dataset: all passes. A pass that has become shorter continues with the next one.
+        begin: the number of the batch that the current one is read from.
+        alone: whether they are read without Python.
+    """
+
+    def __init__(self, once: tf.data.Dataset, begin: int) -> None:
+        self.dataset = until_empty(once)
+        self.begin, self.alone = begin, False
 
 
 def reads_ahead(data: Any) -> bool:
@@ -386,8 +428,15 @@ class BufferedSource:
         self._pass_end: int | None = None
         self._lock = threading.Lock()
 
-    def read(self, first: int, index: int, count: int, *, repeat: bool) -> Iterator[Any]:
+    def read(self, first: int, index: int, count: int, *, repeat: bool, to_end: bool = False) -> Iterator[Any]:
         """See `Source.read`.
+
+        Args:
+            first: see there.
+            index: see there.
+            count: see there.
+            repeat: see there.
+            to_end: whether the batches end with the pass, although another one may follow.
 
         Raises:
             TrainingError: a batch was let go of.
@@ -395,7 +444,7 @@ class BufferedSource:
         with self._lock:
             self._open(first, repeat=repeat)
         for number in itertools.count(first + index, count):
-            found = self._batch(number)
+            found = self._batch(number, to_end=to_end)
             if found is None:
                 return
             yield found[0]
@@ -418,11 +467,16 @@ class BufferedSource:
             end = self._read if self._pass_end is None else self._pass_end
             return max(0, min(first + most, end) - first)
 
+    def ends_at(self, number: int, *, repeat: bool) -> bool:
+        """Whether the first pass that was read to its end ended before the batch of a number."""
+        self.ahead(number, 1, 1, repeat=repeat)
+        return self._pass_end == number
+
     def forget(self, before: int) -> None:
         """See `Source.forget`."""
         with self._lock:
             for number in range(self._forgotten, min(before, self._read)):
-                del self._kept[number]
+                self._kept.pop(number, None)  # none are kept after `close`
             self._forgotten = max(self._forgotten, min(before, self._read))
 
     def close(self) -> None:
@@ -468,13 +522,17 @@ class BufferedSource:
         self._pass_begin, self._batches = self._read, None
         return True
 
-    def _batch(self, number: int) -> tuple[Any] | None:
+    def _batch(self, number: int, *, to_end: bool) -> tuple[Any] | None:
         """Returns a batch; None after the last one."""
+
+        def is_over() -> bool:
+            return self._closed or (to_end and self._pass_end is not None and number >= self._pass_end)
+
         with self._lock:
-            while not self._closed and self._read <= number:
+            while not is_over() and self._read <= number:
                 if not self._draw():
                     return None
-            if self._closed:
+            if is_over():
                 return None
             if number < self._forgotten:
                 raise TrainingError(

@@ -189,6 +189,9 @@ class Engine(Protocol):
     def begin_epoch(self) -> None:
         """Divides the data anew at the start of an epoch if workers have joined or left. No step is in flight."""
 
+    def begin_pass(self) -> None:
+        """Opens another pass over data whose length was found out; no step is in flight. All tasks have to call it."""
+
     def change_workers(self, step: int) -> bool:
         """Takes workers that have joined, and lets go of those that leave; no step is in flight.
 

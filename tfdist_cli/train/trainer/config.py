@@ -105,6 +105,11 @@ class Schedule:
         )
         return schedule, config
 
+    def begins_pass(self, step: int) -> bool:
+        """Whether the step after some global steps is the first of another pass over data that has ended before."""
+        own = self.steps_per_pass
+        return own is not None and step > self.origin and (step - self.origin) % own == 0
+
     @property
     def epochs(self) -> int:
         """The number of epochs; the last one may be shorter."""
@@ -620,7 +625,7 @@ class TrainingArguments:
         if context.environment.traits.has_ps or share == "service" or not (python or source.has_batches):
             return None
         divided = self.updates is not None and self.updates.batch == "proportional"  # each worker reads all batches
-        return OwnShard(data, 1 if divided else workers, repeat)
+        return OwnShard(data, 1 if divided else workers, repeat, by_pass=not divided)
 
     def _rules(self) -> Rules:
         updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()

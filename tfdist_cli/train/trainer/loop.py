@@ -262,6 +262,8 @@ class TrainingLoop:
         if not resumes:
             with self._engine.scope():
                 self._engine.begin_epoch()
+                if self._schedule.begins_pass(self._done):
+                    self._engine.begin_pass()
         while not self._is_stopped() and self._done < (target := min(self._reach(epoch), stops_at)):
             boundary = self._policy.last_step(self._done, target)
             ends_group = boundary != target or boundary in (self._schedule.last_step(epoch), stops_at)
@@ -337,6 +339,9 @@ class TrainingLoop:
             self._schedule, self._config = self._schedule.with_pass(self._done, epoch, self._config)
             if self._config.steps_per_epoch != self._config.steps_per_pass:
                 warn_of_short_epochs(self._config.steps_per_epoch, self._config.steps_per_pass)
+        if cast("ReadAhead", self._config.data).repeat and not self._is_complete():
+            with self._engine.scope():
+                self._engine.begin_pass()
         if wanted != self._schedule.total:
             self._reporter.set_length(self._schedule.total, self._schedule.epochs)
 

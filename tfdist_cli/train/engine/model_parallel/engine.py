@@ -160,6 +160,12 @@ class ModelParallelEngine:
     def begin_epoch(self) -> None:
         """Does nothing: the workers stay the same."""
 
+    def begin_pass(self) -> None:
+        """See `Engine.begin_pass`."""
+        dataset = self._read.next_pass()
+        if dataset is not None:
+            self._iterator = iter(dataset)
+
     def change_workers(self, step: int) -> bool:  # noqa: ARG002 as above
         """Does nothing, see `begin_epoch`."""
         return False

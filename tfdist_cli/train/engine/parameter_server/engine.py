@@ -240,6 +240,9 @@ class ParameterServerEngine:
         if self._sharing != self._workers.indices:
             self._divide()
 
+    def begin_pass(self) -> None:
+        """Does nothing: the data of workers, or the chief's, continues."""
+
     def change_workers(self, step: int) -> bool:
         """See `Engine.change_workers`. Asynchronous rules do this themselves, between two executions."""
         before = self._workers.indices
