@@ -8,7 +8,7 @@ from tests.support.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 0)]
 
-CASES = ("gan", "critic_gan", "spectral_gan", "distiller", "averaged", "own", "stateful")
+CASES = ("gan", "critic_gan", "spectral_gan", "distiller", "averaged", "own", "annealed", "stateful")
 
 
 @pytest.fixture(scope="module")

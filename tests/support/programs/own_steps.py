@@ -91,7 +91,7 @@ def gan(*, draws: bool = False, optimizer: Any = keras.optimizers.Adam) -> keras
 
 
 class CriticGAN(keras.Model):
-    """A Wasserstein GAN with gradient penalty: several updates of the critic, and losses that are no metrics."""
+    """A Wasserstein GAN with gradient penalty: several updates of the critic, counted, and losses that are no metrics."""
 
     def __init__(self, discriminator: keras.Model, generator: keras.Model) -> None:
         super().__init__()
@@ -113,6 +113,7 @@ class CriticGAN(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         real, noise = data
+        before = ops.cast(self.d_optimizer.iterations, "float32")
         for _ in range(self.d_steps):
             with tf.GradientTape() as tape:
                 fake = self.generator(noise, training=True)
@@ -125,7 +126,8 @@ class CriticGAN(keras.Model):
             g_loss = -tf.reduce_mean(self.discriminator(self.generator(noise, training=True), training=True))
         gen_gradient = tape.gradient(g_loss, self.generator.trainable_variables)
         self.g_optimizer.apply_gradients(zip(gen_gradient, self.generator.trainable_variables, strict=True))
-        return {"d_loss": d_loss, "g_loss": g_loss}
+        counts = [ops.cast(each.iterations, "float32") for each in (self.d_optimizer, self.g_optimizer)]
+        return {"d_loss": d_loss, "g_loss": g_loss, "before": before, "d_updates": counts[0], "g_updates": counts[1]}
 
 
 def critic_gan() -> keras.Model:
@@ -285,6 +287,28 @@ class Own(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
+class Annealed(Own):
+    """A step whose loss, and reports, depend on the number of updates so far, as the annealing of a VAE does."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        before = ops.cast(self.optimizer.iterations, "float32")
+        with tf.GradientTape() as tape:
+            loss = (1 + before) / 10 * self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "before": before, "rate": self.optimizer.learning_rate}
+
+
+def annealed() -> keras.Model:
+    """Returns a compiled classifier with a learning rate that follows from the number of updates."""
+    inputs = keras.Input((SIZE,))
+    model = Annealed(inputs, layers.Dense(CLASSES)(layers.Dense(6, "tanh")(inputs)))
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.7)
+    model.compile(keras.optimizers.SGD(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def own(*normalizing: Any) -> keras.Model:
     """Returns a compiled classifier, whose step is that of the guide."""
     inputs = keras.Input((SIZE,))
@@ -315,6 +339,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "distiller": (distiller, (X, Y)),
     "averaged": (averaged, (X, Y)),
     "own": (own, (X, Y)),
+    "annealed": (annealed, (X, Y)),
     "stateful": (stateful, (X[:, :, None], Y)),
 }
 """Functions that make the models, and the data to train them on."""

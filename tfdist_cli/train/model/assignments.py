@@ -48,6 +48,23 @@ class OptimizerUpdate:
         return [each for each, gradient in zip(self.variables, self.gradients, strict=True) if gradient is not None]
 
 
+_awaited_reads: list[Sequence[Any]] = [()]
+"""What steps that are traced now await before they read an optimizer's variable: of the step that began last."""
+
+
+@contextlib.contextmanager
+def counters_read_after(awaited: Sequence[Any]) -> Iterator[None]:
+    """Within the context, a step reads the variables of its optimizers after some tensors.
+
+    Such a variable is stored where other tasks update it. Without this, TensorFlow may read it at any time.
+    """
+    _awaited_reads.append(awaited)
+    try:
+        yield
+    finally:
+        _awaited_reads.pop()
+
+
 class Assignments(keras.StatelessScope):
     """Collects what a step assigns to variables.
 
@@ -75,6 +92,7 @@ class Assignments(keras.StatelessScope):
         self.reads_updated = self.reads_last = self.assigns_parameters = False
         self.metrics_before: list[tf.Tensor] = []
         self._update = update
+        self._awaited = _awaited_reads[-1]
         self._updated: set[int] = set()
         self._updated_last: set[int] = set()
         self._parameters = {id(variable) for variable in parameters}
@@ -129,6 +147,7 @@ class Assignments(keras.StatelessScope):
                 values = self._update(optimizer, given, updated, assigned)
             for variable, value in zip(updated, values, strict=True):
                 self._set(variable, value)
+            self._awaited = values if self._awaited else ()
         self._pending.clear()
         rates = {id(rate) for rate in learning_rates(optimizer)}
         self._updated_last = {id(each) for each in (*variables, *optimizer.variables)} - rates
@@ -154,7 +173,11 @@ class Assignments(keras.StatelessScope):
         """See `keras.StatelessScope`."""
         self.reads_updated = self.reads_updated or id(variable) in self._updated
         self.reads_last = self.reads_last or id(variable) in self._updated_last
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        if value is not None or not self._awaited or variable.trainable:
+            return value
+        with tf.control_dependencies(self._awaited):
+            return tf.identity(stored(variable))
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""

@@ -21,7 +21,7 @@ from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, Param
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients, Transport
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
-from tfdist_cli.train.model.assignments import Assigned, Optimizer
+from tfdist_cli.train.model.assignments import Assigned, Optimizer, counters_read_after
 from tfdist_cli.train.model.train_step import StepResult, Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
 from tfdist_cli.train.tf_compat.control_flow import unordered
@@ -205,13 +205,15 @@ class GradientStore:
         metrics = context.totals.initial_values()
         if within:
             within.begin(pulled.values)
-            result = step.train(pulled.values, state, metrics, batch, scope, within.update)
+            with counters_read_after(list(ready.values())):
+                result = step.train(pulled.values, state, metrics, batch, scope, within.update)
             within.end()
             report = self._report(result)
             timer.end("compute", report)
             timer.add_bytes(lambda: context.transport.sizes(lookup))
             return StoredGradient(result.loss, within.stored, tf.concat([report, *timer.totals()], axis=0))
-        result = step.train(pulled.values, state, metrics, batch, scope)
+        with counters_read_after(list(ready.values())):
+            result = step.train(pulled.values, state, metrics, batch, scope)
         self._present = [gradient is not None for gradient in result.gradients]
         timer.end("compute", result.gradients)
         report = self._report(result)
