@@ -91,7 +91,7 @@ def gan(*, draws: bool = False, optimizer: Any = keras.optimizers.Adam) -> keras
 
 
 class CriticGAN(keras.Model):
-    """A Wasserstein GAN with gradient penalty: several updates of the critic, counted, and losses that are no metrics."""
+    """A Wasserstein GAN with gradient penalty: several updates of the critic, and logs that are no metrics."""
 
     def __init__(self, discriminator: keras.Model, generator: keras.Model) -> None:
         super().__init__()
