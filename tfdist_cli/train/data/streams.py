@@ -61,7 +61,7 @@ class Streams:
         with self._lock:
             self._last += 1
             self._open[self._last] = chunks, end
-            if len(self._open) > _OPEN:
+            while len(self._open) > _OPEN:
                 self._open.popitem(last=False)  # the one that was read least recently
             return np.int64(self._last)
 
