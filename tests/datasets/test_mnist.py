@@ -1,8 +1,12 @@
 """Tests of reading MNIST from files in their original formats, and of malformed files."""
 
+import gc
 import gzip
 import struct
+import sys
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -215,3 +219,37 @@ def test_a_pickled_array_is_not_unpickled(tmp_path, arrays):
     with raises(TrainingError, "data-malformed") as caught:
         mnist.load(tmp_path / "mnist.npz", "test")
     assert "allow_pickle" in caught.value.message
+
+
+class Cycle:
+    """Garbage whose removal runs Python code, in which another thread may take over."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(0)
+
+
+@pytest.fixture
+def eager_garbage_collection():
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(2, 1, 1)
+    sys.setswitchinterval(1e-6)
+    yield
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_garbage_collection")
+def test_several_threads_read_at_the_same_time(npz):
+    """Some versions of Python fail when two threads parse headers at once."""
+
+    def read(depth):
+        if depth:
+            return read(depth - 1)
+        return [(Cycle(), len(mnist.load(npz, "test")[0]))[1] for _ in range(800)]
+
+    with ThreadPoolExecutor(3) as pool:
+        counts = list(pool.map(read, (3, 6, 9)))
+    assert len({count for part in counts for count in part}) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import threading
 import zipfile
 import zlib
 from math import prod
@@ -29,6 +30,12 @@ PIXELS = 784
 CLASSES = 10
 _SIDE = 28
 _UNSIGNED_BYTE = 8
+_reading = threading.Lock()
+"""Held while NumPy parses the headers of arrays.
+
+Several workers' datasets are made at the same time. Python before 3.11.8 and 3.12.2 fails when two threads parse at
+once, and its garbage collector runs between: "AST constructor recursion depth mismatch" (CPython's issue 106905).
+"""
 _HINT = "point it at mnist.npz, which `keras.datasets.mnist.load_data()` saves, or at a folder with the four IDX files"
 
 
@@ -99,7 +106,7 @@ def _read_npz(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint
 
     names = (f"x_{part}", f"y_{part}")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with _reading, np.load(path, allow_pickle=False) as arrays:
             missing = [name for name in names if name not in arrays]
             if missing:
                 found = ", ".join(arrays.files) or "nothing"
