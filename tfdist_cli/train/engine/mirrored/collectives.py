@@ -125,7 +125,7 @@ class Collectives:
             first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int64) % self.local, 0)
             return self.all_reduce(tf.where(first, value, tf.zeros_like(value)), context)
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, reduce_retracing=True)
         def total(value: tf.Tensor) -> tf.Tensor:
             return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
 
