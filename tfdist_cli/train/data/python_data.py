@@ -37,7 +37,6 @@ _PREFETCHED = 4
 """Batches that are read ahead."""
 _READ_AHEAD_BYTES = 256 * 2**20
 """The most bytes of batches that are read to find the end of the data."""
-"""This process's processor."""
 _GRACE_SECONDS = 2.0
 """How long the exit of the process waits for a batch that is being made."""
 

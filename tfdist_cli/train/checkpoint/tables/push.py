@@ -27,7 +27,7 @@ from tfdist_cli.tables.layout import (
 from tfdist_cli.train.checkpoint.durable_files import link, remove
 from tfdist_cli.train.checkpoint.files.state import StoredCheckpoint
 from tfdist_cli.train.checkpoint.store import PUSHING
-from tfdist_cli.train.checkpoint.tables.rows import TableRows, parts_of
+from tfdist_cli.train.checkpoint.tables.rows import StoredRows, parts_of
 from tfdist_cli.train.model.train_step import ModelStep
 
 log = logging.getLogger("tfdist")
@@ -63,7 +63,7 @@ class TablePush:
     def __init__(self, at: Location, step: ModelStep) -> None:
         self._at = at
         self._folder: Folder = open_folder(at)
-        self._rows = TableRows(step)
+        self._rows = StoredRows(step)
         if not self._rows:
             log.warning("push_tables has no effect: the model has no DynamicEmbedding")
         self._waiting: _Waiting | None = None

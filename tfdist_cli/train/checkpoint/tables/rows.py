@@ -49,7 +49,7 @@ class _Table:
         return TableShape(name, int(rows), int(width), own if own in _PORTABLE else "float32")
 
 
-class TableRows:
+class StoredRows:
     """Reads the rows of a model's dynamic tables from the files of its checkpoints, in pieces.
 
     Args:
