@@ -138,11 +138,20 @@ def all_checks(gpus: Gpus, steps: int) -> list[Check]:
         Check("training on all GPUs in one process", 2, partial(trains, some, "mirrored")),
         Check("training by mirrored workers", on, partial(trains, some, "multi_worker_mirrored")),
         Check("training by parameter servers", on, partial(trains, some, "parameter_server", **ps)),
+        Check(
+            "training by parameter servers, one GPU for both", 1, partial(trains, 2, "parameter_server", one=True, **ps)
+        ),
+        Check(
+            "training by mirrored workers, one GPU for both", 1, partial(trains, 2, "multi_worker_mirrored", one=True)
+        ),
         Check("training with a float16 wire", 2, partial(trains, some, "multi_worker_mirrored", wire="float16")),
         Check("memory: an amount", 1, partial(_memory, gpus, "1GiB")),
         Check("memory: a fraction", 1, partial(_memory, gpus, "0.1")),
         Check("memory: grow", 1, partial(_grow, gpus)),
-        Check("rate of Keras's fit and of tfdist on one GPU", 1, partial(_against_keras, gpus, steps)),
+        *(
+            Check(f"rate of Keras's fit and of tfdist: {name}", 1, partial(_against_keras, gpus, work))
+            for name, work in _contests(steps).items()
+        ),
         Check("rate on all GPUs in one process", 2, partial(_scaling, gpus, steps, "mirrored", some)),
         Check("rate of mirrored workers", 2, partial(_scaling, gpus, steps, "multi_worker_mirrored", some)),
         Check("rate of parameter servers", 2, partial(_scaling, gpus, steps, "parameter_server", some)),
@@ -213,9 +222,9 @@ def render(about: Mapping[str, Any], gpus: Gpus, results: Sequence[Result]) -> s
 
 def _devices(gpus: Gpus, count: int, folder: Path, deadline: float, *, ps: bool) -> dict[str, Any]:
     """Checks that each worker sees one GPU, which no other sees, and that chief and ps see none."""
-    roles = {"chief": 1, "ps": 1, "worker": count} if ps else {"worker": count}
-    strategy = "parameter_server" if ps else "multi_worker_mirrored"
-    _launch(strategy, roles, {"do": "devices", "tasks": sum(roles.values())}, gpus.visible(count), folder, deadline)
+    cluster = _workers(count, int(ps))
+    tasks = sum(role.get("replicas", 1) for role in cluster["roles"].values())
+    _launch(cluster, {"do": "devices", "tasks": tasks}, gpus.visible(count), folder, deadline)
     seen = {path.stem.replace("-", ":"): json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     workers = {task: found for task, found in seen.items() if task.startswith("worker")}
     for task, found in seen.items():
@@ -238,19 +247,34 @@ def _trains(  # noqa: PLR0913 the settings of a training
     updates: dict[str, Any] | None = None,
     ps: int = 0,
     wire: str = "float32",
+    one: bool = False,
 ) -> dict[str, Any]:
-    """Compares the weights of a training on GPUs, or by `count` workers on the CPU, with one process on the CPU."""
+    """Compares the weights of a training on GPUs, or by `count` workers on the CPU, with one process on the CPU.
+
+    Args:
+        gpus: this machine's GPUs.
+        count: the number of replicas.
+        strategy: the strategy.
+        folder: an empty folder.
+        deadline: when the check ends, in seconds of the monotonic clock.
+        updates: the update rule.
+        ps: the number of parameter servers.
+        wire: the type in which gradients cross.
+        one: whether all workers use the first GPU, each a part of its memory.
+
+    Raises:
+        Failed: the weights differ, or no GPU was used.
+    """
     expected = _weights_on_cpu(BATCH * count, _within(folder, "cpu"), deadline)
     work = {"do": "train", "updates": updates or {}, "wire": wire, "batch": BATCH}
-    visible = gpus.visible(count) if gpus.names else "-1"
+    visible = gpus.visible(1 if one else count) if gpus.names else "-1"
     own = _within(folder, "own")
     if strategy == "single":
         _alone(work, visible, own, deadline)
     elif strategy == "mirrored":
-        _launch(strategy, {"chief": 1}, work, visible, own, deadline, gpus="all")
+        _launch(_MIRRORED, work, visible, own, deadline)
     else:
-        roles = {"chief": 1, "ps": ps, "worker": count} if ps else {"worker": count}
-        _launch(strategy, roles, work, visible, own, deadline)
+        _launch(_workers(count, ps, visible if one else ""), work, visible, own, deadline)
     difference = float(np.max(np.abs(expected - np.load(own / "weights.npy"))))
     devices = json.loads((own / "trained.json").read_text())["devices"]
     if gpus.names and not devices:
@@ -304,44 +328,51 @@ def _grow(gpus: Gpus, folder: Path, deadline: float) -> dict[str, Any]:
     return {"taken in GiB": taken / _GIB}
 
 
-def _against_keras(gpus: Gpus, steps: int, folder: Path, deadline: float) -> dict[str, Any]:
-    """Measures the examples per second of both, in turns."""
-    rates: dict[str, list[float]] = {"keras": [], "tfdist": []}
-    for number in range(3):
-        for by, measured in rates.items():
-            own = _within(folder, f"{by}-{number}")
-            _alone(_rate_work(steps, by), gpus.visible(1), own, deadline)
-            measured.append(json.loads((own / "rate.json").read_text())["examples_per_second"])
-    medians = {by: statistics.median(each) for by, each in rates.items()}
-    per_second = {f"{by} steps/s": value / _RATE_BATCH for by, value in medians.items()}
-    return {**per_second, "tfdist to Keras": medians["tfdist"] / medians["keras"]}
+def _contests(steps: int) -> dict[str, dict[str, Any]]:
+    """Returns what is trained by Keras and by tfdist in turns, by name."""
+    transformer = {"model": "transformer", "hidden": 512, "batch": 64, "steps": max(1, steps // 4)}
+    policies = ("float32", "mixed_bfloat16", "mixed_float16")
+    return {
+        "a perceptron": {"steps": steps},
+        **{f"a transformer, {policy}": {**transformer, "policy": policy} for policy in policies},
+    }
+
+
+def _against_keras(gpus: Gpus, work: dict[str, Any], folder: Path, deadline: float) -> dict[str, Any]:
+    """Measures the steps per second of both, in turns."""
+    work = {**_rate_work(0), "do": "contest", "rounds": 3, "policy": "float32", **work}
+    _alone(work, gpus.visible(1), folder, deadline)
+    rates = json.loads((folder / "rates.json").read_text())
+    per_second = {f"{by} steps/s": statistics.median(each) / work["batch"] for by, each in rates.items()}
+    ratios = [own / kerass for own, kerass in zip(rates["tfdist"], rates["keras"], strict=True)]
+    return {**per_second, "tfdist to Keras": statistics.median(ratios), "from": min(ratios), "to": max(ratios)}
 
 
 def _scaling(gpus: Gpus, steps: int, strategy: str, count: int, folder: Path, deadline: float) -> dict[str, Any]:
     """Measures the examples per second on several GPUs and on one."""
     one, own = _within(folder, "one"), _within(folder, "own")
-    _alone(_rate_work(steps, "tfdist"), gpus.visible(1), one, deadline)
-    work = _rate_work(steps, "tfdist")
+    _alone(_rate_work(steps), gpus.visible(1), one, deadline)
+    work = _rate_work(steps)
     if strategy == "parameter_server":
-        roles = {"chief": 1, "ps": 1, "worker": count}  # a step is one worker's
-        _launch(strategy, roles, {**work, "steps": steps * count}, gpus.visible(count), own, deadline)
-    elif strategy == "mirrored":
-        work["batches_per_step"] = count
-        _launch(strategy, {"chief": 1}, work, gpus.visible(count), own, deadline, gpus="all")
+        work["steps"] = steps * count  # a step is one worker's
+        cluster = _workers(count, 1)
     else:
         work["batches_per_step"] = count
-        _launch(strategy, {"worker": count}, work, gpus.visible(count), own, deadline)
+        cluster = _MIRRORED if strategy == "mirrored" else _workers(count, 0)
+    _launch(cluster, work, gpus.visible(count), own, deadline)
     several, single = (json.loads((each / "rate.json").read_text())["examples_per_second"] for each in (own, one))
     return {"GPUs": count, "examples/s": several, "on one GPU": single, "times one GPU": several / single}
 
 
 _RATE_BATCH = 256
+_MIRRORED = {"strategy": "mirrored", "roles": {"chief": {"gpus": "all"}}}
+"""One process with all GPUs."""
 
 
-def _rate_work(steps: int, by: str) -> dict[str, Any]:
+def _rate_work(steps: int) -> dict[str, Any]:
     return {
         "do": "rate",
-        "by": by,
+        "model": "perceptron",
         "steps": steps,
         "batch": _RATE_BATCH,
         "hidden": 2048,
@@ -357,22 +388,41 @@ def _alone(
     _run(_argv({**work, "out": str(folder)}), _environment(visible, more), deadline)
 
 
-def _launch(
-    strategy: str,
-    roles: Mapping[str, int],
-    work: dict[str, Any],
-    visible: str,
-    folder: Path,
-    deadline: float,
-    *,
-    gpus: str = "",
-) -> None:
-    """Runs the probe in each task of a cluster that `tfdist launch` starts."""
-    specs = {role: {"replicas": count} | ({"gpus": gpus} if gpus else {}) for role, count in roles.items()}
-    cluster = _within(folder, "cluster") / "cluster.yaml"
-    cluster.write_text(json.dumps({"name": "gpu-check", "strategy": strategy, "roles": specs}), encoding="utf-8")
-    launch = [sys.executable, "-m", "tfdist_cli", "launch", str(cluster), "--run-dir", str(cluster.parent / "run")]
+def _launch(cluster: Mapping[str, Any], work: dict[str, Any], visible: str, folder: Path, deadline: float) -> None:
+    """Runs the probe in each task of a cluster that `tfdist launch` starts.
+
+    Args:
+        cluster: the keys of the cluster file.
+        work: what the probe is to do.
+        visible: the GPUs that the launcher sees.
+        folder: an empty folder for results.
+        deadline: when it ends, in seconds of the monotonic clock.
+
+    Raises:
+        Failed: a task failed, or did not exit in time.
+    """
+    file = _within(folder, "cluster") / "cluster.yaml"
+    file.write_text(json.dumps({"name": "gpu-check", **cluster}), encoding="utf-8")
+    launch = [sys.executable, "-m", "tfdist_cli", "launch", str(file), "--run-dir", str(file.parent / "run")]
     _run([*launch, "--", *_argv({**work, "out": str(folder)})], _environment(visible), deadline)
+
+
+def _workers(count: int, ps: int, one_gpu: str = "") -> dict[str, Any]:
+    """Returns the keys of a cluster of workers.
+
+    Args:
+        count: the number of workers.
+        ps: the number of parameter servers; with none the workers are mirrored.
+        one_gpu: the id of the GPU that all of them use; empty if each has its own.
+    """
+    worker: dict[str, Any] = {"replicas": count}
+    if one_gpu:
+        worker |= {"gpus": [int(one_gpu) if one_gpu.isdecimal() else one_gpu], "gpu_memory": "4GiB"}
+    if ps:
+        return {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": ps}, "worker": worker}}
+    # NCCL refuses two tasks on one GPU.
+    ring = {"communication": "ring"} if one_gpu else {}
+    return {"strategy": "multi_worker_mirrored", "roles": {"worker": worker}, **ring}
 
 
 def _argv(work: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ import tfdist_cli as tfdist
 given: dict[str, Any] = json.loads(sys.argv[1])
 out = Path(given["out"])
 FEATURES, CLASSES = 784, 10
+TOKENS, VOCABULARY = 128, 8192
 
 
 def tell(name: str, found: Any) -> None:
@@ -48,11 +49,37 @@ def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
     return x, (x @ random.normal(size=(FEATURES, CLASSES))).argmax(axis=1)
 
 
+def sequences(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns sequences of tokens, and the class of each: the most frequent of the first tokens."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, VOCABULARY, size=(count, TOKENS), dtype=np.int32)
+    return x, np.array([np.bincount(row % CLASSES).argmax() for row in x])
+
+
 def model(optimizer: Any, hidden: int) -> keras.Model:
     """Returns a network that spends most of its time in matrix products."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(hidden, activation="relu") for _ in range(2)]
-    network = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
+    network = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES, dtype="float32")])
+    return compiled(network, optimizer)
+
+
+def transformer(optimizer: Any, width: int) -> keras.Model:
+    """Returns four blocks of attention with a residual, `width` wide."""
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((TOKENS,), dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY, width)(tokens)
+    for _ in range(4):
+        normal = keras.layers.LayerNormalization()(x)
+        x = x + keras.layers.MultiHeadAttention(8, width // 8)(normal, normal)
+        normal = keras.layers.LayerNormalization()(x)
+        x = x + keras.layers.Dense(width)(keras.layers.Dense(4 * width, activation="gelu")(normal))
+    classes = keras.layers.Dense(CLASSES, dtype="float32")(keras.layers.GlobalAveragePooling1D()(x))
+    return compiled(keras.Model(tokens, classes), optimizer)
+
+
+def compiled(network: keras.Model, optimizer: Any) -> keras.Model:
+    """Compiles a classifier."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     network.compile(optimizer, loss, metrics=["accuracy"])
     return network
@@ -122,28 +149,42 @@ class Laps(keras.callbacks.Callback):
 
 
 def rate() -> None:
-    """Measures examples per second of all replicas together: the median of the epochs after the first."""
+    """Measures examples per second of all replicas together."""
+    chief = tfdist.is_chief()
+    measured = _rate("tfdist")
+    if chief:
+        tell("rate", {"examples_per_second": measured, "devices": _devices()})
+
+
+def contest() -> None:
+    """Measures examples per second of Keras's `fit` and of tfdist, in turns, in this process."""
+    keras.config.set_dtype_policy(given["policy"])
+    rates: dict[str, list[float]] = {"keras": [], "tfdist": []}
+    for _ in range(given["rounds"]):
+        for by, measured in rates.items():
+            measured.append(_rate(by))
+    tell("rates", rates)
+
+
+def _rate(by: str) -> float:
+    """Trains with one of both; returns examples per second: the median of the epochs after the first."""
     laps, batch, steps = Laps(), given["batch"], given["steps"]
-    x, y = examples(8 * batch)
-    optimizer = "adam"
+    build, make = (transformer, sequences) if given["model"] == "transformer" else (model, examples)
+    x, y = make(8 * batch)
 
     def batches(_: Any = None) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch).cache().repeat().prefetch(2)
 
-    if given["by"] == "keras":
-        network = model(optimizer, given["hidden"])
+    if by == "keras":
+        network = build("adam", given["hidden"])
         network.fit(batches(), epochs=4, steps_per_epoch=steps, callbacks=[laps], verbose=0)
-        chief = True
     else:
-        chief = tfdist.is_chief()
         with tfdist.scope():
-            network = model(optimizer, given["hidden"])
+            network = build("adam", given["hidden"])
         updates = tfdist.Updates(**given["updates"])
         tfdist.fit(network, batches, epochs=4, steps_per_epoch=steps, share="copy", callbacks=[laps], updates=updates)
-    if chief:
-        seconds = [after - before for before, after in zip(laps.moments, laps.moments[1:], strict=False)]
-        per_step = given["batches_per_step"] * batch
-        tell("rate", {"examples_per_second": per_step * steps / statistics.median(seconds), "devices": _devices()})
+    seconds = [after - before for before, after in zip(laps.moments, laps.moments[1:], strict=False)]
+    return given["batches_per_step"] * batch * steps / statistics.median(seconds)
 
 
-{"devices": devices, "train": train, "memory": memory, "grow": grow, "rate": rate}[given["do"]]()
+{"devices": devices, "train": train, "memory": memory, "grow": grow, "rate": rate, "contest": contest}[given["do"]]()

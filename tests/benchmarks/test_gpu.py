@@ -67,7 +67,7 @@ def test_a_program_that_does_not_exit_is_killed():
 
 
 def test_tasks_that_see_the_same_gpu_fail(monkeypatch, tmp_path):
-    def launch(strategy, roles, work, visible, folder, deadline):
+    def launch(cluster, work, visible, folder, deadline):
         for task in ("worker-0", "worker-1"):
             (folder / f"{task}.json").write_text(json.dumps({"visible": "3", "gpus": ["A"]}))
 
