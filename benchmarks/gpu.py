@@ -106,20 +106,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(wanted) - {check.name for check in checks}:
         _log(f"no such check here: {', '.join(sorted(unknown))}")
         return 2
-    results = [carry_out(check, gpus, arguments.timeout) for check in checks]
     about = {
         "machine": describe(),
         "gpus": list(gpus.names),
         "command": " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)]),
     }
+    bounds = {"tolerance": TOLERANCE, "narrow_tolerance": NARROW_TOLERANCE}
+    results: list[Result] = []
+    for check in checks:
+        results.append(carry_out(check, gpus, arguments.timeout))
+        # After each check: a machine that is lent for some minutes may be taken back.
+        report = {**about, **bounds, "checks": list(map(asdict, results))}
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(render(about, gpus, results))
-    report = {
-        **about,
-        "tolerance": TOLERANCE,
-        "narrow_tolerance": NARROW_TOLERANCE,
-        "checks": list(map(asdict, results)),
-    }
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _log(f"written to {arguments.output}")
     return int(any(result.status == "failed" for result in results))
 
@@ -175,7 +174,7 @@ def carry_out(check: Check, gpus: Gpus, timeout: float) -> Result:
         except Exception as error:  # noqa: BLE001 the machine is unknown: the other checks continue
             result = Result(check.name, "failed", reason=f"{type(error).__name__}: {error}")
     result.seconds = round(time.monotonic() - begun, 1)
-    _log(f"{check.name}: {result.status}{f', {result.reason}' if result.reason else ''}")
+    _log(f"{check.name}: {result.status}, {result.reason or _figures(result)}")
     return result
 
 
@@ -208,16 +207,19 @@ def render(about: Mapping[str, Any], gpus: Gpus, results: Sequence[Result]) -> s
         "|---|---|---|---|",
     ]
     for result in results:
-        figures = (
-            result.reason.splitlines()[0]
-            if result.reason
-            else ", ".join(
-                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                for name, value in result.found.items()
-            )
-        )
+        figures = _figures(result)
         lines.append(f"| {result.name} | {result.status} | {figures.replace('|', '/')} | {result.seconds:.0f} |")
     return "\n".join(lines) + "\n"
+
+
+def _figures(result: Result) -> str:
+    """Returns a result's numbers, or its reason, in one line."""
+    if result.reason:
+        return result.reason.splitlines()[0]
+    each = (
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.found.items()
+    )
+    return ", ".join(each)
 
 
 def _devices(gpus: Gpus, count: int, folder: Path, deadline: float, *, ps: bool) -> dict[str, Any]:

@@ -199,6 +199,25 @@ def test_imports_that_make_threads_are_not_forked(forked):
     assert forked(code, before=before).lines() == ["True"]
 
 
+def test_the_thread_of_jemalloc_does_not_prevent_forks(forked):
+    before = """
+        import os, threading
+        from pathlib import Path
+
+        pid, named, ended = os.getpid(), threading.Event(), threading.Event()
+
+        def wait():
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("jemalloc_bg_thd")
+            named.set()
+            ended.wait()
+
+        threading.Thread(target=wait, daemon=True).start()
+        named.wait()
+    """
+    code = "import imported_before, os; print(imported_before.pid == os.getppid())"
+    assert forked(code, before=textwrap.dedent(before)).lines() == ["True"]
+
+
 def test_a_task_that_is_reported_to_end_while_its_fork_server_imports(forked, caplog):
     answers = [SignalReceived(signal.SIGTERM)]
 

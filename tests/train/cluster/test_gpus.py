@@ -2,6 +2,7 @@
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -43,11 +44,14 @@ def test_a_library_is_looked_for_where_tensorflow_finds_it(tmp_path, monkeypatch
     monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(tf, "__file__", str(tmp_path / "tensorflow" / "__init__.py"))
-    assert not any(map(gpus.has_library, LIBRARIES))
+    loaded = Path("/proc/self/maps").read_text()
+    absent = [name for name in LIBRARIES if f"/lib{name}.so" not in loaded]  # on a machine with GPUs some are loaded
+    assert not any(map(gpus.has_library, absent))
     assert gpus.has_library("tensorflow_framework")  # which is loaded
     (tmp_path / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
     (tmp_path / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9").touch()
-    assert [name for name in LIBRARIES if gpus.has_library(name)] == ["cudnn"]
+    assert gpus.has_library("cudnn")
+    assert [name for name in absent if gpus.has_library(name)] in (["cudnn"], [])
     (tmp_path / "libcudart.so.12").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
     assert gpus.has_library("cudart")

@@ -2,9 +2,11 @@
 
 import re
 
+import keras
 import pytest
 import tensorflow as tf
 
+from tfdist_cli.train.tf_compat import op_errors
 from tfdist_cli.train.tf_compat.op_errors import shortened
 
 
@@ -95,3 +97,11 @@ def test_a_ps_that_is_gone_is_named_not_the_worker_that_missed_it():
     assert shortened(tf.errors.UnavailableError(None, None, text)).message == "ps:1: Socket closed"
     worker = "Socket closed\nAdditional GRPC error information from remote target /job:worker/replica:0/task:0"
     assert shortened(tf.errors.UnavailableError(None, None, worker)).message == "worker:0: Socket closed"
+
+
+@pytest.mark.parametrize("library", [tf, keras])
+def test_libraries_in_a_folder_of_their_own_are_not_the_users(library, monkeypatch):
+    monkeypatch.setattr(op_errors, "_INSTALLED", ())
+    monkeypatch.setattr(op_errors, "_PACKAGES", frozenset())
+    assert not op_errors.is_users(library.__file__)
+    assert op_errors.is_users(__file__)

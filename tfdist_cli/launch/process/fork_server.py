@@ -36,6 +36,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ _SET_LOG_LEVEL = "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeas
 """`absl::SetMinLogLevel` in TensorFlow 2.21, which reads `TF_CPP_MIN_LOG_LEVEL` only once, during the import."""
 _SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
+_THREADS_OF_NO_FORK = frozenset({"jemalloc_bg_thd"})
+"""Threads that a fork may lose: jemalloc prepares itself for forks, and works in the child without its thread, which
+returns freed memory to the kernel. pandas brings it with pyarrow, and Keras imports pandas where it is installed."""
+
 
 def main() -> None:
     """Imports the modules and serves; in a forked task, runs the task's module."""
@@ -60,11 +65,18 @@ def main() -> None:
     for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.enable()
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
-        sys.exit(f"{threads} threads run after the imports; only one of them would exist after a fork")
+    if lost := _threads_lost_by_a_fork():
+        sys.exit(f"threads run after the imports, and would not exist after a fork: {', '.join(lost)}")
     gc.freeze()  # so that a task's collector does not write to, and thereby copy, these pages
     _Server(channel, lifeline).serve().run()
+
+
+def _threads_lost_by_a_fork() -> list[str]:
+    """Returns the names of the other threads of this process, but those that no fork needs."""
+    own = threading.get_native_id()
+    others = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != own]
+    names = [(task / "comm").read_text(encoding="utf-8", errors="replace").strip() for task in others]
+    return [name for name in names if name not in _THREADS_OF_NO_FORK]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sysconfig
@@ -32,6 +33,12 @@ _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 )  # not all of sys.prefix: below /usr there may be a user's own program
+_LIBRARIES = tuple(
+    f"{Path(spec.origin).parent}{os.sep}"
+    for spec in map(importlib.util.find_spec, ("tensorflow", "keras"))  # finding imports nothing
+    if spec and spec.origin
+)
+"""TensorFlow and Keras, which may lie in any folder of `PYTHONPATH` (`pip install --target`)."""
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders of packages, which may also be another Python's (`--system-site-packages`) or the user's (`--user`)."""
@@ -118,7 +125,7 @@ def is_ours(filename: str) -> bool:
 
 def is_users(filename: str) -> bool:
     """Whether a file is neither tfdist's nor a library's."""
-    if filename.startswith(("<", _OURS, *_INSTALLED)):
+    if filename.startswith(("<", _OURS, *_INSTALLED, *_LIBRARIES)):
         return False
     return _PACKAGES.isdisjoint(Path(filename).parts)
 
