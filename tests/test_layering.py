@@ -85,7 +85,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "spark": {"slots"},
         "ray": {"slots"},
         "registry": {"supervisor"},
-        "stopping": {"registry", "run"},
+        "manual": {"documents", "provenance", "run"},
+        "stopping": {"manual", "registry", "run"},
     },
     "train": {
         "tf_compat": set(),

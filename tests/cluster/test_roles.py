@@ -4,12 +4,19 @@ import json
 import re
 import signal
 import socket
+from datetime import datetime
 
 import pytest
 
-from tests.support.codes import codes_in
+import tfdist_cli as tfdist
+from tests.support.codes import codes_in, raises
 from tests.support.launching import RECIPE, project
 from tests.support.tasks import ROLE, TIMEOUT, alone
+from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.run.directory import open_run_dir
+from tfdist_cli.launch.run.history import Outcome
+from tfdist_cli.report.data import read_data
+from tfdist_cli.report.page import page
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 
@@ -88,6 +95,37 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
     assert sum(trained[-1]["worker_steps"].values()) == 128
     assert set(trained[-1]["worker_steps"]) == {"worker:0", "worker:1"}
     assert (tmp_path / "run" / "export" / "saved_model").is_dir()
+    view = tfdist.Run(tmp_path / "run").wait(0)
+    assert (view.outcome, view.manual, view.step, view.result["exit_code"]) == (Outcome.DONE, True, 128, 0)
+    assert {str(each.task): each.state for each in view.tasks} == dict.fromkeys(made.tasks, "done")
+    assert "started by hand" in page([read_data(view.path)], datetime.now().astimezone())
+
+
+def test_a_run_whose_tasks_were_started_by_hand_is_shown_and_stopped(cluster, tmp_path):
+    made = cluster(chief=1, ps=1, worker=2)
+    hosts = {role: [str(each) for task, each in made.addresses.items() if task.role == role] for role in PS}
+    roles = {role: {"hosts": addresses} for role, addresses in hosts.items()}
+    folder = project(tmp_path / "project", recipe_yaml=RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % "")
+    (folder / "cluster.yaml").write_text(
+        json.dumps({"strategy": "parameter_server", "roles": roles, "recipe": "recipe.yaml"})
+    )
+    run_dir = tmp_path / "run"
+    for task in made.tasks:
+        argv = (*ROLE, "--task", task, "--cluster", str(folder / "cluster.yaml"), "--run-dir", str(run_dir))
+        made.start(argv, task, env={"TF_CONFIG": ""}, fresh=True)
+    made.await_path("chief:0", run_dir / "metrics.jsonl")
+    run = tfdist.Run(run_dir)
+    view = run.status()
+    assert view.outcome is Outcome.RUNNING
+    assert {str(each.task): each.pid for each in view.tasks} == {task: made.processes[task].pid for task in made.tasks}
+    with raises(UsageError, "run-dir-in-use"), open_run_dir(run_dir, tmp_path, "again", datetime.now().astimezone()):
+        pass
+    made.processes["worker:0"].kill()
+    made.processes["worker:0"].wait()
+    assert [each.state for each in run.status().tasks if each.task.role == "worker"] == ["lost", "serving"]
+    view = run.stop()
+    assert (view.outcome, view.headline) == (Outcome.STOPPED, "chief:0: ended by SIGTERM")
+    made.finish()
 
 
 @pytest.mark.rotates(4)

@@ -65,6 +65,12 @@ def logs(
                 break
             time.sleep(_REMOTE_PERIOD if source.url else _PERIOD)
             source.refresh()
+    if not log_reader.found and view.manual:
+        raise UsageError(
+            f"{view.path.name} has no logs: its tasks were started by hand",
+            code="no-logs",
+            hint="look at the terminals in which they run; tfdist status shows the machines",
+        )
     if not log_reader.found:
         raise UsageError(
             f"{view.path.name} has no logs" + (f" of attempt {attempt}" if attempt else ""),
@@ -75,8 +81,9 @@ def logs(
 
 def _is_over(source: RunSource) -> bool:
     """Whether the run has ended."""
-    if source.url:
-        return read_run(source.path).outcome is not Outcome.RUNNING
+    view = read_run(source.path)
+    if source.url or view.manual:
+        return view.outcome is not Outcome.RUNNING
     return launcher_of(source.path) is None
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.manual import record_start
 from tfdist_cli.launch.slurm.added_task import find_added_task, is_added, write_addresses
 from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, in_step
 from tfdist_cli.plan.machine import NO_PROXY, Machine
@@ -117,7 +118,10 @@ def role(  # noqa: PLR0913 a parameter is an option
     if trained and trained.source:
         own = replace(own, env={**own.env, CONTENT: trained.source.sha256})
     if url is None:
-        _exec(command or again, _task_environment(own, slot))
+        environment = dict(_task_environment(own, slot))
+        if slot is None and spec is not None and not in_step():
+            environment |= record_start(Path(own.env[RUN_DIR]), own, spec, None if command else trained)
+        _exec(command or again, environment)
     own = replace(own, env={**own.env, RUN_URL: str(url)})
     _exec([*again, *(["--", *command] if command else [])], _task_environment(own, slot))
 

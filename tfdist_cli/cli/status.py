@@ -38,7 +38,11 @@ def status(run: RunLocation, as_json: JsonOption = False) -> None:
     if as_json:
         console.write(to_json(view.as_json(), indent=2))
         return
-    title = Text.assemble((view.outcome.value, OUTCOME_COLOURS[view.outcome]), f" {_doing(view)}{view.strategy}")
+    manual = ", started by hand" if view.manual else ""
+    title = Text.assemble(
+        (view.outcome.value, OUTCOME_COLOURS[view.outcome]),
+        f" {_doing(view)}{view.strategy}{manual}",
+    )
     console.out.print(Text.assemble((neutral(view.path.name), "bold"), ": ", title, f", {duration(view.seconds)}"))
     table = Table.grid(padding=(0, 2))
     for task in view.tasks:
@@ -49,7 +53,7 @@ def status(run: RunLocation, as_json: JsonOption = False) -> None:
 
 
 def _doing(view: RunView) -> str:
-    return f"({view.phase}) " if view.outcome is Outcome.RUNNING else ""
+    return f"({view.phase}) " if view.outcome is Outcome.RUNNING and not view.manual else ""
 
 
 def _row(task: TaskView) -> tuple[Text, ...]:
@@ -57,10 +61,14 @@ def _row(task: TaskView) -> tuple[Text, ...]:
         Text(str(task.task), style=task.task.traits.colour),
         Text(neutral(task.state)),
         Text(neutral(", ".join(_share(task.resources)))),
-        Text(f"pid {task.pid}" if task.pid else "" if task.state == "done" else neutral(task.cause)),
+        Text(neutral(_process(task)) if task.pid else "" if task.state == "done" else neutral(task.cause)),
         Text(f"started {task.starts} times" if task.starts > 1 else ""),
         *(Text(neutral(cell), justify="right") for cell in usage_cells(task.usage)),
     )
+
+
+def _process(task: TaskView) -> str:
+    return f"pid {task.pid} on {task.host}" if task.host else f"pid {task.pid}"
 
 
 def _share(resources: Mapping[str, Any]) -> Iterator[str]:
@@ -83,7 +91,9 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         yield "scaled", f"{when}; {text}" if text else when
     if view.headline:
         yield "stopped" if view.outcome is Outcome.STOPPED else "error", view.headline
-    if view.outcome is Outcome.LOST:
+    if view.manual:
+        yield "tasks", "each was started by itself with `tfdist role`, without a launcher: its output is where it runs"
+    elif view.outcome is Outcome.LOST:
         alive = len(leftover_processes(view))
         yield "launcher", "not running, and left no result" + (f"; {alive} of its tasks still run" if alive else "")
     if view.can_resume:

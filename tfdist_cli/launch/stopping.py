@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from tfdist_cli.launch.manual import stop_manual
 from tfdist_cli.launch.registry import scheduler_jobs
 from tfdist_cli.launch.run.history import Outcome, RunView, leftover_processes, signal_groups
 
@@ -22,6 +23,8 @@ _GRACE = 3.0
 
 def is_over(view: RunView) -> bool:
     """Whether nothing of a run is left that could be stopped."""
+    if view.manual:
+        return view.outcome is not Outcome.RUNNING
     return view.launcher is None and view.outcome is not Outcome.LOST and not _has_active_job(view.path)
 
 
@@ -35,7 +38,12 @@ def stop_run(view: RunView, *, now: bool, timeout: float) -> bool:
 
     Returns:
         Whether it has ended.
+
+    Raises:
+        TfdistError: no launcher runs, and the tasks are on other machines.
     """
+    if view.manual:
+        return stop_manual(view, now=now, timeout=timeout)
     return _end_tasks(view) if view.launcher is None else _end_launcher(view.launcher, now=now, timeout=timeout)
 
 

@@ -47,9 +47,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
 from typing import Any
 
+from tfdist_cli.protocol.masking import Mask
 from tfdist_cli.protocol.run_files import parse_object
 
 RECORD_SEPARATOR = "\x1e"
@@ -57,6 +60,10 @@ ENABLED = "TFDIST_RECORDS"
 """Set by a launcher that reads records; without it a task writes none."""
 TASK_DIR = "TFDIST_TASK_DIR"
 """The folder for a task's error.json."""
+TASK_EVENTS = "TFDIST_TASK_EVENTS"
+"""The file to which a task appends its records as events, if no launcher has started it."""
+FREQUENT = ("progress", "rates", "beat", "evaluated")
+"""Kinds that are no events, because they are frequent."""
 TASK_FILE = "task.json"
 """In that folder: the task's resources, if they are known only on its machine; an entry of the plan's `tasks`."""
 LAUNCHER_PID = "TFDIST_LAUNCHER_PID"
@@ -77,11 +84,28 @@ def records_enabled() -> bool:
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Sends one record, if a launcher reads them. Values that are too long for one write are truncated."""
-    if not records_enabled():
-        return
-    sys.stderr.flush()
-    os.write(2, _encode({"kind": kind, **fields}))
+    """Sends one record to the launcher; a task that was started without one appends it to its own file of events.
+
+    Values that are too long for one write are truncated.
+    """
+    path = os.environ.get(TASK_EVENTS)
+    if records_enabled():
+        sys.stderr.flush()
+        os.write(2, _encode({"kind": kind, **fields}))
+    elif path and kind not in FREQUENT:
+        append_event(path, {**fields, "event": kind})
+
+
+def append_event(path: str | os.PathLike[str], line: Mapping[str, Any]) -> None:
+    """Appends an event to a task's own file, with the time. The task goes on without it if the disk is full."""
+    stamp = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
+    text = Mask.from_environment().text(json.dumps({**stamp, **line}, default=str))
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, f"{text}\n".encode())
+        finally:
+            os.close(descriptor)
 
 
 def _encode(record: dict[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tfdist_cli.launch.run.directory import EVENTS_FILE, RESULT_FILE
-from tfdist_cli.launch.run.history import METRICS_FILE, RunView, read_run
+from tfdist_cli.launch.run.history import METRICS_FILE, RunView, read_events, read_run
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.launch.usage import RESOURCES_FILE, TaskUsage
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE
@@ -143,7 +143,11 @@ def read_data(path: Path) -> RunData:
             damaged.append(name)
             return []
 
-    written = lines(EVENTS_FILE)
+    try:
+        written = list(read_events(folder))
+    except OSError:
+        written = []
+        damaged.append(EVENTS_FILE)
     clock = RunClock(written)
     events = tuple(_events(written))
     reports = tuple(_reports(lines(METRICS_FILE), clock))
@@ -157,7 +161,9 @@ def read_data(path: Path) -> RunData:
                 usage.setdefault(str(task), []).append((clock.of(line.get("time")), TaskUsage.read(each)))
     settings = {**_settings(folder, CLUSTER_FILE, damaged), **_settings(folder, RECIPE_FILE, damaged)}
     result: Mapping[str, Any] = {}
-    if view.launcher is None:
+    if view.manual:
+        result = view.result
+    elif view.launcher is None:
         with suppress(OSError, ValueError):
             result = read_object(folder / RESULT_FILE)
     last = max([clock.end, *(report.at for report in reports), *(at for each in usage.values() for at, _ in each)])

@@ -44,12 +44,13 @@ def subtitle(run: RunData) -> str:
     for task in run.view.tasks:
         roles[task.task.role] = roles.get(task.task.role, 0) + 1
     counts = ", ".join(f"{count} {role}" for role, count in roles.items())
-    return f"{run.view.strategy.replace('_', ' ')}: {counts}"
+    manual = ", started by hand" if run.view.manual else ""
+    return f"{run.view.strategy.replace('_', ' ')}: {counts}{manual}"
 
 
 def headline(run: RunData) -> str:
     """What ended the run, if its training was not done."""
-    if run.view.outcome is Outcome.LOST:
+    if run.view.outcome is Outcome.LOST and not run.view.manual:
         return "The launcher disappeared without a result."
     return run.view.headline
 

@@ -211,6 +211,13 @@ class Run:
         if view.headline:
             hint = told.hint if told and told.code == view.result.get("code") else f"see {view.shown}"
             return RunFailed(view.headline, code=str(view.result.get("code") or "run-failed"), hint=hint)
+        if view.manual:
+            name = view.tasks[0].task
+            return RunFailed(
+                f"{name} of {self.path.name} ended without a record: it was killed, or its program records none",
+                code="task-lost",
+                hint=f"see the output of {name}, where it was started",
+            )
         return told or RunFailed(
             f"the launcher of {self.path.name} disappeared without a result",
             code="launcher-lost",

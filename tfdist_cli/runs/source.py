@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from tfdist_cli.launch.manual import wait_for_manual
 from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.run.requests import Contact, LocalContact
 from tfdist_cli.launch.stopping import is_over, stop_run
@@ -75,6 +76,8 @@ class RunSource:
         Returns:
             Whether it has ended.
         """
+        if view.manual:
+            return wait_for_manual(view.path, timeout)
         if view.launcher is not None:
             try:
                 psutil.Process(view.launcher).wait(timeout)

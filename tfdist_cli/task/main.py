@@ -9,6 +9,7 @@ import sys
 from types import FrameType
 
 from tfdist_cli.errors import ExitCode, ResultNotSaved, TfdistError, UsageError
+from tfdist_cli.protocol import task_events
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import OUTLASTS, emit
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -84,6 +85,7 @@ def _is_not_raised_too(record: logging.LogRecord) -> bool:
 
 def exit_now(code: int) -> None:
     """Exits the process without waiting for TensorFlow's threads for remote tasks, which may never finish."""
+    task_events.exited(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -19,6 +19,7 @@ from tfdist_cli.launch.documents import to_json
 from tfdist_cli.launch.run.logs import ERROR_FILE
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, Plan
 from tfdist_cli.protocol.run_files import read_object
+from tfdist_cli.protocol.task_events import read_launch
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.dump import dump
 from tfdist_cli.spec.path_scheme import Location, Url
@@ -143,6 +144,7 @@ def open_run_dir(
     try:
         with _file_errors(path):
             _lock(lock, path)
+            _check_no_manual_tasks(path)
         check(path)
         with _file_errors(path):
             attempt = 1 + max(_attempts(path), default=0)
@@ -152,6 +154,16 @@ def open_run_dir(
         yield RunDir(path, attempt)
     finally:
         os.close(lock)
+
+
+def _check_no_manual_tasks(path: Path) -> None:
+    """Rejects a directory in which tasks train that were started each by itself."""
+    if alive := read_launch(path).alive:
+        raise UsageError(
+            f"{min(alive)} runs in {path}, started by hand",
+            code="run-dir-in-use",
+            hint="wait until it is done, end it with `tfdist stop`, or choose another --run-dir",
+        )
 
 
 def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address]) -> RoleSpec | None:

@@ -24,10 +24,8 @@ from tfdist_cli.launch.supervisor.events import (
     Started,
 )
 from tfdist_cli.launch.supervisor.state import JobState, LostTask, Phase, Resize
+from tfdist_cli.protocol.records import FREQUENT
 from tfdist_cli.spec.task_id import TaskId
-
-_FREQUENT = ("progress", "rates", "beat", "evaluated")
-"""Kinds of records that are left out because they are frequent; metrics.jsonl and resources.jsonl have them."""
 
 _RESERVED = (
     *("launch", "started", "exited", "loss", "kill", "phase", "network", "signal", "scale", "scaled", "profile"),
@@ -154,7 +152,7 @@ def _line_of(event: Event, state: JobState) -> dict[str, Any]:
                 "status": status,
                 "cause": describe_exit(exited),
             }
-        case RecordReceived(task, record) if record["kind"] not in _FREQUENT:
+        case RecordReceived(task, record) if record["kind"] not in FREQUENT:
             fields = {key: value for key, value in record.items() if key != "kind"}
             if record["kind"] in _RESERVED:
                 return {"event": "record", "task": str(task), "record": fields | {"kind": record["kind"]}}

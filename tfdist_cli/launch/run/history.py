@@ -27,8 +27,10 @@ from tfdist_cli.launch.run.directory import (
 )
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.launch.usage import RESOURCES_FILE, TaskUsage
+from tfdist_cli.protocol import task_events
 from tfdist_cli.protocol.records import TASK_DIR, TASK_FILE
 from tfdist_cli.protocol.run_files import number, read_bytes, read_lines, read_object, timestamp, whole
+from tfdist_cli.spec.strategies import STRATEGIES, decides
 from tfdist_cli.spec.task_id import TaskId
 
 METRICS_FILE = "metrics.jsonl"
@@ -60,6 +62,7 @@ class TaskView:
         task: the task.
         state: the state that it last reported, or its status after its exit.
         pid: its process; None after its exit.
+        host: the machine of a task that was started by itself; empty for a launcher's tasks.
         cause: how it exited, in words.
         starts: how often it was started since the run's last launch.
         resources: its resources: `gpus`, `gpu_memory`, `intra_op_threads`, `memory`, … as the plan has them.
@@ -69,6 +72,7 @@ class TaskView:
     task: TaskId
     state: str = "not started"
     pid: int | None = None
+    host: str = ""
     cause: str = ""
     starts: int = 0
     resources: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class RunView:
             `live`: whether the others continued meanwhile, `took`: seconds until the training had the new size,
             `resumed`: the step from which it resumed if all tasks started anew, and the lists `joined`, `left` and
             `failed` (to join) of tasks. `resumed` and `took` are null until then.
+        manual: whether its tasks were started each by itself, without a launcher.
     """
 
     path: Path
@@ -113,6 +118,7 @@ class RunView:
     result: Mapping[str, Any] = field(default_factory=dict)
     scaled: tuple[Mapping[str, Any], ...] = ()
     url: str | None = None
+    manual: bool = False
 
     @property
     def shown(self) -> str:
@@ -127,7 +133,7 @@ class RunView:
     @property
     def can_resume(self) -> bool:
         """Whether another launch would resume the training from a checkpoint."""
-        if self.outcome is Outcome.LOST:
+        if self.outcome is Outcome.LOST or (self.manual and self.outcome in (Outcome.FAILED, Outcome.STOPPED)):
             return any((self.path / CHECKPOINTS).glob("step-*"))
         return self.outcome in (Outcome.FAILED, Outcome.STOPPED) and bool(self.result.get("checkpoints"))
 
@@ -140,6 +146,7 @@ class RunView:
             "state": self.outcome.value,
             "phase": self.phase,
             "launcher": self.launcher,
+            "manual": self.manual,
             "began": self.began.isoformat() if self.began else None,
             "seconds": self.seconds,
             "step": self.step,
@@ -149,6 +156,7 @@ class RunView:
             "headline": self.headline or None,
             "tasks": [
                 {"task": str(each.task), "state": each.state, "pid": each.pid, "cause": each.cause or None}
+                | ({"host": each.host} if self.manual else {})
                 | {"starts": each.starts, "usage": each.usage and each.usage.as_json(), **each.resources}
                 for each in self.tasks
             ],
@@ -206,6 +214,8 @@ def _read_run(path: Path) -> RunView:
         str(name): TaskView(name, resources=_resources(each)) for name, each in zip(names, plan["tasks"], strict=True)
     }
     path, launcher = path.resolve(), launcher_of(path)
+    if is_manual(plan):
+        return _read_manual(path, plan, tasks)
     events = list(_of_last_launch(path / EVENTS_FILE))
     for event in events:
         _add_joined(event, tasks)
@@ -237,6 +247,90 @@ def _read_run(path: Path) -> RunView:
         _scaled(events),
         _url_of(path),
     )
+
+
+def is_manual(plan: Mapping[str, Any]) -> bool:
+    """Whether the tasks of a plan were started each by itself."""
+    return plan.get("manual") is True
+
+
+def read_events(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the events of all launches of a run: those of launchers, then those of tasks that none has started.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    yield from read_lines(path / EVENTS_FILE)
+    yield from task_events.read_launch(path).events
+
+
+def _read_manual(path: Path, plan: Mapping[str, Any], tasks: dict[str, TaskView]) -> RunView:
+    """Reads a run whose tasks were started each by itself."""
+    launch = task_events.read_launch(path)
+    for event in launch.events:
+        name = str(event.get("task"))
+        if event["event"] == "started":
+            own = tasks.setdefault(name, TaskView(TaskId.parse(name)))
+            own.host, given = launch.hosts.get(name, ""), event.get("resources")
+            own.resources = _resources(given if isinstance(given, dict) else {})
+        _apply(event, tasks)
+    for name in launch.lost:
+        tasks[name].pid = None
+        if tasks[name].state not in ("done", "left"):
+            tasks[name].state, tasks[name].cause = "lost", "killed, or a program that does not record its exit"
+    strategy = str(plan.get("strategy", ""))
+    known = strategy in STRATEGIES
+    deciding = [each for each in tasks.values() if known and decides(strategy, each.task.role)]  # type: ignore[arg-type]
+    result = {} if launch.alive or not deciding else _manual_result(launch, deciding)
+    last = _last_of_training(path / METRICS_FILE)
+    began = timestamp(launch.events[0]["time"]) if launch.events else None
+    ended = Outcome.LOST if result.get("exit_code") is None else _outcome(None, ended=True, result=result)
+    return RunView(
+        path,
+        str(plan.get("name", path.name)),
+        strategy,
+        Outcome.RUNNING if launch.alive else ended,
+        None,
+        began,
+        _manual_seconds(launch, began),
+        "running" if launch.alive else "ended",
+        list(tasks.values()),
+        whole(last.get("step")),
+        numbers(last.get("values")),
+        result,
+        manual=True,
+    )
+
+
+def _manual_result(launch: task_events.ManualLaunch, deciding: list[TaskView]) -> dict[str, Any]:
+    """What a launcher would write into `result.json`, from what the tasks have recorded."""
+    failed = next((each for each in deciding if each.state not in ("done", "left")), None)
+    if failed is None:
+        return {"exit_code": 0, **_recorded_result(launch, str(deciding[0].task))}
+    name = str(failed.task)
+    if failed.starts == 0:
+        return {"exit_code": None, "headline": f"{name} was not started"}
+    exit_code = whole(launch.last(name, "exited").get("code"))
+    signum = exit_code - 128 if failed.state == "stopped" and exit_code else None
+    code = launch.last(name, "error").get("code")
+    return {
+        "exit_code": exit_code,
+        "headline": f"{name}: ended by {signal.Signals(signum).name}" if signum else f"{name}: {failed.cause}",
+        "code": code,
+        "signal": signal.Signals(signum).name if signum else None,
+    }
+
+
+def _recorded_result(launch: task_events.ManualLaunch, task: str) -> dict[str, Any]:
+    found = launch.last(task, "result")
+    result = {key: found[key] for key in ("step", "metrics", "examples") if key in found}
+    return result | ({"training_seconds": found["seconds"]} if number(found.get("seconds")) is not None else {})
+
+
+def _manual_seconds(launch: task_events.ManualLaunch, began: datetime | None) -> float:
+    if began and launch.alive:
+        return round((datetime.now(timezone.utc) - began).total_seconds(), 3)
+    return float(launch.events[-1]["seconds"]) if launch.events else 0.0
 
 
 def runs_elsewhere(path: Path) -> bool:

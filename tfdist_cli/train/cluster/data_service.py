@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError, label
+from tfdist_cli.protocol import task_events
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
@@ -208,6 +209,7 @@ def _task_lost(task: TaskId, address: Address) -> TrainingError:
 def end_process(error: TrainingError) -> None:
     """Prints an error and exits at once: the main thread waits in TensorFlow, which cannot be interrupted."""
     sys.stderr.write(f"{label(error.code)}: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+    task_events.exited(error.exit_code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(error.exit_code)

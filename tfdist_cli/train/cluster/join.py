@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import tfdist_cli
 from tfdist_cli.errors import ChiefLost, TrainingError, UsageError
-from tfdist_cli.protocol import heartbeat
+from tfdist_cli.protocol import heartbeat, task_events
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import emit, records_enabled
 from tfdist_cli.spec.address import Address
@@ -275,6 +275,7 @@ def _peers(environment: Environment) -> dict[TaskId, Address]:
 
 def _end_server(environment: Environment, code: int = 0) -> NoReturn:
     if environment.task.traits.server:
+        task_events.exited(code)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

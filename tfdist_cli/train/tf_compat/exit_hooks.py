@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from tfdist_cli.protocol import task_events
+
 GRACE_SECONDS = 2.0
 """Seconds to wait for each thread of an aborted run."""
 _waiting_threads: list[tuple[Callable[[], object], threading.Thread]] = []
@@ -28,6 +30,7 @@ def exit_without_destructors(code: int) -> None:
 def _exit() -> None:
     """Runs after functions that were registered later; those of the program are, unless it imports tfdist last."""
     if _exit_code is not None and getattr(sys, "last_value", None) is None:
+        task_events.exited(_exit_code)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_exit_code)
