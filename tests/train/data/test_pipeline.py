@@ -1,6 +1,7 @@
 """Each pass has each example once, in an order drawn from seed, worker and pass; a resumed run continues exactly."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ UNHURRIED = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slo
 
 ALONE = Shard()
 SHUFFLED = tf.data.Dataset.range(12).shuffle(12)
+DRAWN = tf.data.Dataset.range(4).flat_map(lambda _: tf.data.Dataset.range(3).shuffle(3))
+"""Made here, before a test sets the seed of the process."""
 
 
 def taken(pipeline, size, shard=ALONE, count=10, examples=None):
@@ -351,6 +354,23 @@ def test_a_dataset_that_is_shuffled_with_a_seed_keeps_its_order():
     tasks = [tf.data.Dataset.range(12).shuffle(12, seed=3) for _ in range(3)]  # a copy in each process
     both = zip(*(DatasetShards(task)(Shard(index, 2)) for index, task in enumerate(tasks[:2])), strict=True)
     assert [int(each) for pair in both for each in pair] == [int(each) for each in tasks[2]]
+
+
+def test_an_order_that_is_drawn_in_a_function_cannot_be_divided():
+    with raises(TrainingError, "order-drawn-in-function"):
+        DatasetShards(DRAWN)(Shard(0, 2))
+    assert sorted(map(int, DatasetShards(DRAWN)(Shard()))) == sorted([0, 1, 2] * 4)
+
+
+def test_a_function_that_divides_a_dataset_shuffled_without_a_seed():
+    def sharded(shard, data):
+        return data.shard(shard.count, shard.index).shuffle(3)
+
+    with raises(TrainingError, "shard-of-a-shuffle"):
+        pipeline.Sharded(partial(sharded, data=SHUFFLED), "dataset")(Shard(0, 2))
+    assert len(list(pipeline.Sharded(partial(sharded, data=SHUFFLED), "dataset")(Shard()))) == 12
+    in_order = tf.data.Dataset.range(12)
+    assert len(list(pipeline.Sharded(partial(sharded, data=in_order), "dataset")(Shard(0, 2)))) == 6
 
 
 def test_an_order_that_cannot_be_the_same_on_all_workers(monkeypatch):

@@ -261,6 +261,20 @@ def test_the_chief_reads_a_dataset_that_calls_python_for_all_workers(passes):
     assert reads_ahead(function) == (passes == 1), "the end of one pass has to be found"
 
 
+# Made here, before a test sets the seed of the process.
+DRAWN = tf.data.Dataset.range(3).flat_map(lambda first: tf.data.Dataset.range(first * 4, first * 4 + 4).shuffle(4))
+
+
+def test_the_chief_reads_a_dataset_that_draws_its_order_within_a_function():
+    function = Inputs.of(DRAWN.batch(2)).dataset_function(None, shuffle=False, by_chief=True)
+    assert isinstance(function, PythonData)
+    once = function.read_at_once()
+    assert sorted(int(each) for index in range(2) for batch in once(Shard(index, 2, index)) for each in batch) == [
+        *range(12)
+    ]
+    once.close()
+
+
 def test_evaluations_divide_one_pass_of_data_in_random_order():
     passes = [[3, 1, 2, 0], [0, 2, 1, 3]]
     again = iter(passes)

@@ -99,6 +99,52 @@ def test_a_shuffle_without_a_seed_draws_an_order(dataset, draws):
     assert data.draws_an_order(dataset) == draws
 
 
+def shuffled(*_, seed=None):
+    return NUMBERS.shuffle(3, seed=seed)
+
+
+def at_random(*_, seed=None):
+    return tf.random.uniform([], seed=seed) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("dataset", "draws"),
+    [
+        (NUMBERS.shuffle(3), False),
+        (NUMBERS.flat_map(shuffled).batch(2), True),
+        (NUMBERS.flat_map(tf.function(shuffled)), True),
+        (NUMBERS.flat_map(lambda _: NUMBERS.flat_map(shuffled)), True),
+        (NUMBERS.interleave(lambda _: shuffled().batch(2), num_parallel_calls=2), True),
+        (NUMBERS.flat_map(lambda _: shuffled(seed=1)), False),
+        (NUMBERS.filter(at_random), True),
+        (NUMBERS.filter(lambda _: at_random(seed=1)), False),
+        (NUMBERS.take_while(at_random), True),
+        (NUMBERS.map(at_random), False),
+        (tf.data.Dataset.random().take(3), True),
+        (tf.data.Dataset.sample_from_datasets([NUMBERS, NUMBERS]), True),
+        (tf.data.Dataset.sample_from_datasets([NUMBERS, NUMBERS], seed=1), False),
+    ],
+)
+def test_draws_without_a_seed_that_cannot_be_given_one(dataset, draws):
+    assert data.draws_in_functions(dataset) == draws
+    assert not draws or data.in_random_order(dataset)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "drawn"),
+    [
+        (NUMBERS.shuffle(3).shard(2, 0).batch(2), True),
+        (NUMBERS.shuffle(3).map(abs).shard(2, 0), True),
+        (NUMBERS.flat_map(shuffled).shard(2, 0), True),
+        (NUMBERS.shard(2, 0).shuffle(3), False),
+        (NUMBERS.shuffle(3).shard(1, 0), False),
+        (NUMBERS.shuffle(3, seed=1).shard(2, 0), False),
+    ],
+)
+def test_a_shard_of_an_order_that_each_task_draws(dataset, drawn):
+    assert data.is_sharded_after_a_draw(dataset) == drawn
+
+
 def test_a_pipeline_without_a_cluster_is_not_older_than_it():
     assert not data.is_older_than_cluster(NUMBERS.map(abs).batch(2))
 

@@ -23,7 +23,13 @@ from tfdist_cli.train.data.pipeline import (
     as_dataset_function,
 )
 from tfdist_cli.train.data.python_data import PythonData, is_python_data, read_by_chief, source_of
-from tfdist_cli.train.tf_compat.data import calls_python, packed_arrays, split_for_validation, with_class_weights
+from tfdist_cli.train.tf_compat.data import (
+    calls_python,
+    draws_in_functions,
+    packed_arrays,
+    split_for_validation,
+    with_class_weights,
+)
 
 _PARTS = ("x", "y", "sample_weight")
 
@@ -123,7 +129,8 @@ class Inputs:
             batches: into how many batches arrays are divided if no `batch_size` is given, as Keras does where a number
                 of steps is given.
             shuffle: whether arrays are shuffled, each pass in another order.
-            by_chief: whether the chief reads a dataset that calls Python code, for all workers: they do not have it.
+            by_chief: whether the chief reads for all workers a dataset that calls Python code, which they do not have,
+                or whose order is drawn within a function, which each of them would draw for itself.
 
         Raises:
             UsageError: a batch size is given, and the data comes in batches; or targets are given twice.
@@ -144,9 +151,14 @@ class Inputs:
             with _keras_errors("unsupported-python-data"):
                 return PythonData(source_of(self.x, self.class_weight, shuffle=shuffle))
         function = as_dataset_function(self.x)
-        if by_chief and isinstance(function, DatasetShards) and calls_python(function.dataset):
+        if by_chief and isinstance(function, DatasetShards) and _has_one_reader(function.dataset):
             return read_by_chief(weighted(function, self.class_weight)(Shard()))
         return weighted(function, self.class_weight)
+
+
+def _has_one_reader(dataset: tf.data.Dataset) -> bool:
+    """Whether workers cannot divide a dataset by reading it themselves."""
+    return calls_python(dataset) or draws_in_functions(dataset)
 
 
 def weighted(function: DatasetFunction, class_weight: Mapping[int, float] | None) -> DatasetFunction:

@@ -16,7 +16,9 @@ from tfdist_cli.train.tf_compat.data import (
     allow_many_batches,
     calls_python,
     draws_an_order,
+    draws_in_functions,
     is_older_than_cluster,
+    is_sharded_after_a_draw,
     recreated_on,
 )
 from tfdist_cli.train.tf_compat.eager_context import remote_caller
@@ -125,13 +127,21 @@ class Sharded:
         """Calls the function.
 
         Raises:
-            TrainingError: the function ignores the shard, and there are several.
+            TrainingError: there are several shards, and the function ignores the shard, or divides an order that each
+                worker draws for itself.
         """
         watched = _WatchedShard(shard.index, shard.count, shard.worker, shard.step)
         dataset = self.function(watched if shard.count > 1 else shard)
         examples = self.arrays(dataset)
         if examples is not None:
             return examples if watched.is_read else examples.shard(shard.count, shard.index)
+        if shard.count > 1 and isinstance(dataset, tf.data.Dataset) and is_sharded_after_a_draw(dataset):
+            raise TrainingError(
+                f"{self.name} divides a dataset that is shuffled without a seed: each worker takes a shard of an order "
+                "of its own, so some examples come several times and others never",
+                code="shard-of-a-shuffle",
+                hint="shard first, and then shuffle; tf.data.Dataset.list_files shuffles too, unless shuffle=False",
+            )
         if shard.count == 1 or watched.is_read or not isinstance(dataset, tf.data.Dataset) or calls_python(dataset):
             return dataset
         raise TrainingError(
@@ -323,7 +333,20 @@ class DatasetShards:
     dataset: tf.data.Dataset
 
     def __call__(self, shard: Shard) -> tf.data.Dataset:
-        """Returns every `shard.count`-th batch."""
+        """Returns every `shard.count`-th batch.
+
+        Raises:
+            TrainingError: there are several shards, and each would be one of another order; or the dataset cannot be
+                used on this task.
+        """
+        if shard.count > 1 and draws_in_functions(self.dataset):
+            raise TrainingError(
+                "the dataset draws its order within a function, or which elements come: in another way on each task, "
+                "so the tasks would not divide it",
+                code="order-drawn-in-function",
+                hint="give what draws a seed, such as dataset.shuffle(1000, seed=1) or "
+                "tf.data.Dataset.sample_from_datasets(..., seed=1)",
+            )
         here = _device_of_remote_call()
         if here is not None:
             whole = _sent(self.dataset, here)

@@ -26,6 +26,21 @@ _registered: dict[str, Callable[..., Any]] = {}
 _SHUFFLES = {"_ShuffleDataset", "_ShuffleAndRepeatDataset"}
 _SEEDS = {"ShuffleDatasetV3": (2, 3, 4), "ShuffleAndRepeatDatasetV2": (2, 3, 5)}
 """Which inputs of an operation that shuffles are its two seeds and their generator."""
+_RANDOM = "_RandomDataset"
+_DRAWS = {**_SEEDS, "RandomDataset": (0, 1), "RandomDatasetV2": (0, 1)}
+"""Which inputs of an operation that draws an order are its two seeds."""
+_CHOOSES = {"_FilterDataset", "_TakeWhileDataset"}
+_DRAWS_NUMBERS = {
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "Multinomial",
+}
+"""Operations with attributes `seed` and `seed2`, both 0 without a seed."""
 _IN_ANY_ORDER = "false"
 _SHARD = "_ShardDataset"
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
@@ -73,15 +88,16 @@ def calls_python(dataset: tf.data.Dataset) -> bool:
     return any(
         node.op in _CALLS_PYTHON and not node.attr["token"].s.startswith(_IN_EVERY_PROCESS.encode())
         for part in transformations(dataset)
-        for node in _operations(part)
+        for nodes in _bodies(part)
+        for node in nodes
     )
 
 
-def _operations(part: Any) -> Iterator[Any]:
+def _bodies(part: Any) -> Iterator[Any]:
+    """Yields the operations of each function that one transformation calls."""
     for wrapper in part._functions():
         graph = wrapper.function.graph.as_graph_def()
-        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
-            yield from nodes
+        yield from (graph.node, *(function.node_def for function in graph.library.function))
 
 
 def register_python(name: str, function: Callable[..., Any]) -> None:
@@ -112,13 +128,15 @@ def call_registered(name: str, argument: tf.Tensor, dtype: tf.DType) -> tf.Tenso
 def in_random_order(dataset: tf.data.Dataset) -> bool:
     """Whether the elements come in another order each time, or may do so: they are shuffled, or read as they arrive.
 
+    So do those of a shuffle without a seed within a function.
+
     Seen in TensorFlow 2.21.0: the classes `_ShuffleDataset`, `_ParallelInterleaveDataset` and `_ParallelMapDataset`,
     and their `_deterministic`. Reason: a dataset does not publish its transformations. Replace with: public properties.
     """
     return any(
         type(part).__name__ in _SHUFFLES or _IN_ANY_ORDER in str(getattr(part, "_deterministic", ""))
         for part in transformations(dataset)
-    )
+    ) or draws_in_functions(dataset)
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
@@ -200,6 +218,57 @@ def draws_an_order(dataset: tf.data.Dataset) -> bool:
     """
     return any(
         type(part).__name__ in _SHUFFLES and not int(part._seed) and not int(part._seed2)
+        for part in transformations(dataset)
+    )
+
+
+def draws_in_functions(dataset: tf.data.Dataset) -> bool:
+    """Whether which elements come, or their order, is drawn without a seed where no seed can be set from outside.
+
+    Such are shuffles and `sample_from_datasets` within functions of `flat_map` and `interleave`, random predicates of
+    `filter` and `take_while`, and `Dataset.random` anywhere. Numbers that a `map` draws change no order.
+
+    Seen in TensorFlow 2.21.0: `DatasetV2._functions`, the classes `_RandomDataset`, `_FilterDataset` and
+    `_TakeWhileDataset`, `_RandomDataset._seed`, `_seed2`. Reason: a dataset publishes neither its functions nor its
+    seeds. Replace with: public properties.
+    """
+    return any(_draws_in_functions(part) for part in transformations(dataset))
+
+
+def _draws_in_functions(part: Any) -> bool:
+    name = type(part).__name__
+    if name == _RANDOM and not int(part._seed) and not int(part._seed2):
+        return True
+    return any(
+        _is_unseeded(node, nodes) or (name in _CHOOSES and _draws_numbers(node))
+        for nodes in map(list, _bodies(part))
+        for node in nodes
+    )
+
+
+def _is_unseeded(node: Any, nodes: list[Any]) -> bool:
+    """Whether an operation of a function draws an order, and both of its seeds are the constant 0."""
+    if node.op not in _DRAWS:
+        return False
+    first, second, *_ = (node.input[place].partition(":")[0] for place in _DRAWS[node.op])
+    constants = {each.name: each.attr["value"].tensor for each in nodes if each.op == "Const"}
+    return all(name in constants and not tf.make_ndarray(constants[name]) for name in (first, second))
+
+
+def _draws_numbers(node: Any) -> bool:
+    return node.op in _DRAWS_NUMBERS and not node.attr["seed"].i and not node.attr["seed2"].i
+
+
+def is_sharded_after_a_draw(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is a shard of one that is shuffled without a seed, in an order of its own on each task.
+
+    Seen in TensorFlow 2.21.0: the class `_ShardDataset`, `_ShardDataset._num_shards`. Reason: a dataset publishes
+    neither its transformation nor the arguments. Replace with: public properties.
+    """
+    return any(
+        type(part).__name__ == _SHARD
+        and tf.get_static_value(part._num_shards) != 1
+        and (draws_an_order(part) or draws_in_functions(part))
         for part in transformations(dataset)
     )
 
