@@ -1,10 +1,14 @@
 """SIGTERM ends a training within an evaluation: its state is saved, and the next launch finishes the epoch."""
 
+import os
 import signal
+import sys
 
 import pytest
 
+from tests.support.launching import finish, project, start
 from tests.support.tasks import program
+from tfdist_cli.launch.run.history import read_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -44,3 +48,30 @@ def test_sigterm_in_an_evaluation_saves_and_ends(roles, mode, where, cluster):
     again = tasks.start(program("terminated.py", tasks.folder, "nothing", mode), env=env).finish()
     assert {task: one.code for task, one in again.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert again[signalled[0]].result == [40, [0, 1]]
+
+
+PROGRAM = """
+import signal, sys
+if sys.argv[1] != "none":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[1])))
+open("up", "w").close()  # the test waits for it
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("exits", ["none", "0", "3"])
+@pytest.mark.parametrize("signalled", ["launcher", "task"])
+def test_the_exit_code_of_a_program_that_sigterm_ends(exits, signalled, tmp_path):
+    folder = project(tmp_path / "project", cluster="strategy: single\nroles: {worker: {}}\n")
+    (folder / "program.py").write_text(PROGRAM)
+    os.mkfifo(folder / "up")
+    launcher = start(folder, "--run-dir", "run", "--", sys.executable, "program.py", exits)
+    (folder / "up").read_bytes()
+    if signalled == "launcher":
+        launcher.send_signal(signal.SIGTERM)
+    else:
+        (task,) = read_run(folder / "run").tasks
+        os.kill(task.pid, signal.SIGTERM)
+    expected = 143 if signalled == "launcher" or exits == "none" else int(exits)
+    assert finish(launcher).code == expected

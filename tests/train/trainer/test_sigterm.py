@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -93,3 +95,32 @@ def test_sigterm_ends_the_evaluation_of_a_callback(tmp_path, owner, method):
     assert len([*(tmp_path / "kept").glob("step-*")]) == 1
     _, history = trained(tmp_path / "kept", batches(*SCORED, batch=4))
     assert history.epoch == [0, 1]
+
+
+PROGRAM = """
+import os, signal
+import keras
+import numpy as np
+import tfdist_cli as tfdist
+
+class Kill(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, lambda *_: print("own handler", flush=True))
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    tfdist.fit(model, (np.zeros((8, 1)), np.zeros((8, 1))), batch_size=1, epochs=2, verbose=0, callbacks=[Kill()])
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_program_that_does_not_catch_it_exits_as_one_that_sigterm_ends(tmp_path):
+    """In the training the handler is tfdist's, and after it the program's own again."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "error[terminated]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines() == ["own handler"]

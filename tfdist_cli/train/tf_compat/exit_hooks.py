@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from types import TracebackType
+from typing import Any
 
 from tfdist_cli.protocol import task_events
 
@@ -14,6 +16,8 @@ GRACE_SECONDS = 2.0
 """Seconds to wait for each thread of an aborted run."""
 _waiting_threads: list[tuple[Callable[[], object], threading.Thread]] = []
 _exit_code: int | None = None
+_error_code: int | None = None
+"""The exit code that an uncaught error has."""
 
 
 def exit_without_destructors(code: int) -> None:
@@ -26,14 +30,36 @@ def exit_without_destructors(code: int) -> None:
     _exit_code = code
 
 
+def exit_code_of(kind: type[BaseException], code: int, text: Callable[[Any], str]) -> None:
+    """Chooses the exit code of the process for an error that the program does not catch: Python's is 1 for all errors.
+
+    Args:
+        kind: the class of the error.
+        code: the exit code.
+        text: returns what is printed in place of the traceback.
+    """
+    shown = sys.excepthook
+
+    def show(raised: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        global _error_code  # noqa: PLW0603 a process exits once
+        if isinstance(error, kind):
+            sys.stderr.write(text(error))
+            _error_code = code
+        else:
+            shown(raised, error, frames)
+
+    sys.excepthook = show
+
+
 @atexit.register
 def _exit() -> None:
     """Runs after functions that were registered later; those of the program are, unless it imports tfdist last."""
-    if _exit_code is not None and getattr(sys, "last_value", None) is None:
-        task_events.exited(_exit_code)
+    code = _error_code if _error_code is not None else _exit_code
+    if code is not None and (_error_code is not None or getattr(sys, "last_value", None) is None):
+        task_events.exited(code)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_exit_code)
+        os._exit(code)
 
 
 def end_at_exit(end: Callable[[], object], waiting: threading.Thread) -> None:

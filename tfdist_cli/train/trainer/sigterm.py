@@ -7,7 +7,8 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tfdist_cli.errors import ExitCode, TfdistError
+from tfdist_cli.errors import ExitCode, TfdistError, label
+from tfdist_cli.train.tf_compat import exit_hooks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -20,6 +21,13 @@ class Terminated(TfdistError):
     """The process received SIGTERM. If the training has checkpoints, its state is saved."""
 
     exit_code = ExitCode.TERMINATED
+
+
+def _text(error: Terminated) -> str:
+    return f"{label(error.code)}: {error.message}\n"
+
+
+exit_hooks.exit_code_of(Terminated, ExitCode.TERMINATED, _text)
 
 
 class SigtermRequest:
