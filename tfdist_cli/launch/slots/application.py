@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import secrets
 import selectors
@@ -16,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.errors import InvalidValue, TfdistError, UsageError
 from tfdist_cli.launch.slots.driver_errors import DriverError, parse_error
-from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, accept
+from tfdist_cli.launch.slots.handshake import DRIVER, OPTIONS, SECRET, Caller, accept
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.launch.ssh.link import AgentLink, Hello, HostLost
+from tfdist_cli.protocol.masking import Mask
+from tfdist_cli.spec.sections.secret import SecretSpec
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 15.0
@@ -41,6 +44,7 @@ class Submission:
         slots: the number of slots.
         timeout: seconds in which all slots have to connect.
         env: variables for the command, beside those of this process.
+        secrets: options of the engine that the driver is told in its environment, with the sources of their values.
     """
 
     engine: str
@@ -49,6 +53,25 @@ class Submission:
     slots: int
     timeout: float
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, SecretSpec] = field(default_factory=dict)
+
+    def read_secrets(self) -> dict[str, str]:
+        """Reads the values of the secret options.
+
+        Raises:
+            UsageError: one has no value.
+        """
+        values = {}
+        for name, spec in self.secrets.items():
+            try:
+                values[name] = spec.read()
+            except InvalidValue as error:
+                raise UsageError(
+                    f"{self.engine.lower()}.conf.{name}: {error}",
+                    code="secret-not-found",
+                    hint="secrets are read at each launch of a run: set the variable, or write the file, before it",
+                ) from None
+        return values
 
 
 class SlotLink(AgentLink):
@@ -110,6 +133,9 @@ class Application:
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
         self._secret = secrets.token_hex()
+        options = submission.read_secrets()
+        told = {OPTIONS: json.dumps(options)} if options else {}
+        self._mask = Mask(options.values())
         self.links: dict[int, SlotLink] = {}
         """The connections by the numbers of the slots."""
         self.hellos: dict[int, Hello] = {}
@@ -123,7 +149,7 @@ class Application:
         address = f"{submission.host}:{self._listener.getsockname()[1]}"
         self._popen = subprocess.Popen(
             submission.argv(address),
-            env={**os.environ, **submission.env, SECRET: self._secret},
+            env={**os.environ, **submission.env, SECRET: self._secret, **told},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -216,7 +242,7 @@ class Application:
     def _read(self) -> None:
         """Reads the driver's output. Its end is the end of the application, and agents without a slot have to exit."""
         for line in self._popen.stdout or ():
-            text = line.decode(errors="replace").rstrip()
+            text = self._mask.text(line.decode(errors="replace").rstrip())
             self._error = parse_error(text) or self._error
             if text:
                 self._lines.append(text)

@@ -17,6 +17,8 @@ DRIVER = -1
 """The number of the engine's driver; slots count from 0."""
 SECRET = "TFDIST_SLOT_SECRET"  # noqa: S105 the name of a variable
 """The variable with which the driver gets the secret."""
+OPTIONS = "TFDIST_SLOT_OPTIONS"
+"""The variable with which the driver gets the engine's secret options, as a JSON object."""
 HANDSHAKE_SECONDS = 10.0
 _LONGEST_LINE = 4096
 _LOSS_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}

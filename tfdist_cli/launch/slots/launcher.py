@@ -99,8 +99,9 @@ class SlotLauncher(RemoteAddresses):
 
     def render(self, plan: Plan) -> str:
         """Returns the command that asks for the slots, and the commands that their agents run."""
-        argv = self.submission(plan.cluster).argv(UNKNOWN_LAUNCHER)
-        lines = [shlex.join(argv)]
+        submission = self.submission(plan.cluster)
+        lines = [shlex.join(submission.argv(UNKNOWN_LAUNCHER))]
+        lines += [f"# the driver sets {name} to {spec.source}" for name, spec in submission.secrets.items()]
         for slot, planned in enumerate(plan.tasks):
             given = assignments(planned.env, planned.secrets)
             lines += [f"# slot {slot}: {planned.task}", " ".join(("env", *given, shlex.join(planned.argv)))]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
-from tfdist_cli.launch.slots.handshake import Caller
+from tfdist_cli.launch.slots.handshake import OPTIONS, Caller
 from tfdist_cli.launch.slots.slot import run_agent
 
 
@@ -18,6 +19,7 @@ def run_slot(launcher: tuple[str, int], secret: str, partition: Iterator[int]) -
     """
     from pyspark import BarrierTaskContext  # noqa: PLC0415 only Spark's Python has it
 
+    os.environ.pop(OPTIONS, None)  # where the driver's Java process runs the slots, they have its environment
     context = BarrierTaskContext.get()
     slot = next(iter(partition))
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
-from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
+from tfdist_cli.launch.slots.handshake import DRIVER, OPTIONS, SECRET, Caller, connect
 from tfdist_cli.launch.spark.barrier import run_slot
 
 _TOO_FEW_SLOTS = "SPARK-24819"
@@ -23,11 +24,12 @@ def main() -> int:
     address, slots = sys.argv[1], int(sys.argv[2])
     host, _, port = address.rpartition(":")
     launcher, secret = (host, int(port)), os.environ.pop(SECRET)
+    options = json.loads(os.environ.pop(OPTIONS, "{}"))
     control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
     threading.Thread(target=exit_with, args=(control,), daemon=True).start()
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 the launcher imports this module for its path
 
-    context = SparkContext(conf=SparkConf())
+    context = SparkContext(conf=SparkConf().setAll(list(options.items())))
     try:
         stage = context.parallelize(range(slots), slots).barrier()
         stage.mapPartitions(partial(run_slot, launcher, secret)).collect()

@@ -66,8 +66,9 @@ class SparkLauncher(SlotLauncher):
             return [*command, driver.__file__, launcher, str(slots)]
 
         env = {_HOME: home} if home else {}
-        host = spec.address or str(spec.conf.get("spark.driver.host") or own_host(*_master_address(spec.master_url)))
-        return Submission("Spark", argv, host, slots, spec.wait_seconds, env)
+        given = properties(cluster, spec).get("spark.driver.host")
+        host = spec.address or given or own_host(*_master_address(spec.master_url))
+        return Submission("Spark", argv, host, slots, spec.wait_seconds, env, spec.secrets)
 
 
 def _in_session(cluster: Cluster, spec: SparkSpec, path: Path) -> Submission:
@@ -88,7 +89,10 @@ def spark_home() -> str | None:
 
 
 def properties(cluster: Cluster, spec: SparkSpec) -> dict[str, str]:
-    """Returns the application's properties: those that barrier stages need, those of the file, and defaults."""
+    """Returns the application's properties: those that barrier stages need, those of the file, and defaults.
+
+    Secrets are not among them: arguments of a command are visible to every user of the machine.
+    """
     cpus = max(cluster.role(task).cpus or 1 for task in cluster.tasks)
     given = {
         "spark.executor.instances": str(len(cluster.tasks)),
@@ -104,7 +108,8 @@ def properties(cluster: Cluster, spec: SparkSpec) -> dict[str, str]:
         "spark.pyspark.driver.python": sys.executable,
         "spark.pyspark.python": spec.python or sys.executable,
     }
-    return {**given, **{name: str(value) for name, value in spec.conf.items()}, **fixed}
+    clear = {name: str(value) for name, value in spec.conf.items() if name not in spec.secrets}
+    return {**given, **clear, **fixed}
 
 
 def _master_address(master: str | None) -> tuple[str, int]:

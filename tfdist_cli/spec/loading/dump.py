@@ -44,7 +44,7 @@ def _tree(model: SpecModel) -> dict[str, Any]:
         if isinstance(value, SpecModel):
             data[name] = _tree(value)
         elif isinstance(value, dict) and any(isinstance(item, SpecModel) for item in value.values()):
-            data[name] = {key: _tree(item) for key, item in value.items()}
+            data[name] = {key: _tree(item) if isinstance(item, SpecModel) else item for key, item in value.items()}
         elif isinstance(value, list):
             data[name] = [
                 _tree(item) if isinstance(item, SpecModel) else dumped
