@@ -124,7 +124,7 @@ def test_a_run_whose_tasks_were_started_by_hand_is_shown_and_stopped(cluster, tm
     made.processes["worker:0"].wait()
     assert [each.state for each in run.status().tasks if each.task.role == "worker"] == ["lost", "serving"]
     view = run.stop()
-    assert (view.outcome, view.headline) == (Outcome.STOPPED, "chief:0: ended by SIGTERM")
+    assert (view.outcome, view.result["signal"]) == (Outcome.STOPPED, "SIGTERM")
     made.finish()
 
 
