@@ -157,6 +157,24 @@ def test_a_task_that_is_reported_to_end_saves_first(roles, updates, train, tmp_p
     assert f"(step {step})" in again.result_of(chief).err
 
 
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_sigterm_ends_a_chief_whose_only_worker_is_lost(mode, train, tmp_path):
+    yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % KEPT.replace("10", "1000000")
+    tasks = train(PS, recipe_yaml=f"{yaml}updates: {{mode: {mode}}}\n")
+    tasks.await_path("chief:0", tmp_path / "run" / "metrics.jsonl")
+    tasks.processes["worker:0"].send_signal(signal.SIGKILL)
+    tasks.processes["worker:0"].wait(TIMEOUT)
+    tasks.processes["chief:0"].send_signal(signal.SIGTERM)
+    ended = tasks.finish()
+    assert ended["chief:0"].code == 143, ended["chief:0"].err
+    if mode == "async":
+        (saved,) = (tmp_path / "project" / "kept").glob("step-*")
+        assert int(saved.name[5:]) > 0
+    else:
+        assert re.search(r"SIGTERM.* worker:0 is lost", ended["chief:0"].err)
+
+
 TRACEBACK = "Traceback (most recent call last)"
 OWN = "my own mistake"
 MISTAKE = f"raise KeyError({OWN!r})"

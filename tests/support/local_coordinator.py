@@ -99,6 +99,9 @@ class NoPause:
     def wanted(self):
         return False
 
+    def ends(self):
+        return False
+
     def agreed(self):
         return False
 

@@ -77,6 +77,9 @@ class _NoPause:
     def agreed(self) -> bool:
         return False
 
+    def ends(self) -> bool:
+        return False
+
 
 class RecipeCheck:
     """The check of a recipe on a cluster.

@@ -67,6 +67,10 @@ class CheckpointPolicy:
         """Returns whether this task has a request, for which training has to pause at the same step on all tasks."""
         return self._termination_requested() or self._time_is_due()
 
+    def wants_end(self) -> bool:
+        """Returns whether this task was asked to terminate."""
+        return self._termination_requested()
+
     def requests(self) -> np.ndarray:
         """Returns what this task asks for at a pause: terminate, save; 0 or 1 each, float64, shape (2,)."""
         return np.array([self._termination_requested(), self._time_is_due()], np.float64)

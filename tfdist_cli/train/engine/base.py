@@ -108,6 +108,17 @@ class Execution:
         )
 
 
+class WorkersLost(Exception):
+    """The process is to end, and an update waits for workers that are lost.
+
+    Args:
+        workers: their names.
+    """
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        super().__init__(" and ".join(workers))
+
+
 class Pause(Protocol):
     """Stops the loops of one or more tasks between two executions, all of them after the same execution."""
 
@@ -116,6 +127,9 @@ class Pause(Protocol):
 
     def agreed(self) -> bool:
         """Whether all tasks know of it: no further execution is started."""
+
+    def ends(self) -> bool:
+        """Whether this process ends after the pause, so that nothing has to wait for workers that are lost."""
 
 
 class EvaluationWatch(Protocol):

@@ -26,7 +26,7 @@ from tfdist_cli.train.checkpoint.scores import stop_reason
 from tfdist_cli.train.checkpoint.tables.push import TablePush
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.data.python_data import ReadAhead, advance
-from tfdist_cli.train.engine.base import Engine, Execution
+from tfdist_cli.train.engine.base import Engine, Execution, WorkersLost
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, last_build_spec
 from tfdist_cli.train.optimizers.apply import leaf_optimizers
@@ -396,7 +396,13 @@ class TrainingLoop:
                     return
                 self._group.begin(self._done - self._schedule.first_step(epoch))
                 self._engine.share_changes()  # the chief's callbacks may have made some
-            yield from self._engine.run(steps, first=self._done, size=size, adapts=adapts, pause=self._pause)
+            try:
+                yield from self._engine.run(steps, first=self._done, size=size, adapts=adapts, pause=self._pause)
+            except WorkersLost as error:
+                raise Terminated(
+                    f"SIGTERM received: {error} is lost, so what follows the last checkpoint is not saved",
+                    code="terminated",
+                ) from error
             if not one_by_one and self._workers_changed(epoch):
                 return
 
@@ -553,6 +559,9 @@ class _Pause:
 
     def agreed(self) -> bool:
         return self._agreed
+
+    def ends(self) -> bool:
+        return self._policy.wants_end()
 
     def agree(self) -> None:
         self._agreed = True

@@ -46,6 +46,9 @@ class NoPause:
     def agreed(self):
         return False
 
+    def ends(self):
+        return False
+
 
 def network(*more):
     keras.utils.set_random_seed(3)

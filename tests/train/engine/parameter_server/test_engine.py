@@ -85,6 +85,9 @@ class PauseAfter:
     def agreed(self):
         return self.left < 0
 
+    def ends(self):
+        return False
+
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("rule", ["async", "lockstep", "bounded", "backup worker"])

@@ -502,6 +502,9 @@ class _ChangePause:
     def agreed(self) -> bool:
         return self._pause.agreed() or self._workers.change
 
+    def ends(self) -> bool:
+        return self._pause.ends()
+
 
 # Iterators over data that calls Python code. A worker that closes one before its end calls that code in this process,
 # while TensorFlow may hold the interpreter and wait for the worker. So they stay open until the process exits.

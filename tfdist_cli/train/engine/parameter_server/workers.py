@@ -21,6 +21,7 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import keep_alive
 from tfdist_cli.train.cluster.membership import LEAVE, Membership, Refusal, Request, last_worker
+from tfdist_cli.train.engine.base import Pause, WorkersLost
 from tfdist_cli.train.tf_compat.coordinator import (
     admit_worker,
     create_worker,
@@ -335,6 +336,20 @@ class Workers(Sequence[Any]):
             else:
                 return ""
         return reason
+
+    @property
+    def all_lost(self) -> bool:
+        """Whether each worker has failed, and none is back yet."""
+        return len(self._lost()) == len(self._active)
+
+    def end_if_lost(self, pause: Pause) -> None:
+        """Ends a run of synchronous workers whose process is to end, and that waits for workers that are lost.
+
+        Raises:
+            WorkersLost: it is so.
+        """
+        if pause.ends() and (lost := self._lost()):
+            raise WorkersLost([f"worker:{index}" for index in lost])
 
     def _lost(self) -> list[int]:
         return [worker.worker_index for worker in self._active if is_dead(worker)]

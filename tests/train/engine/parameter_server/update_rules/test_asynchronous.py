@@ -42,6 +42,11 @@ def test_a_result_that_was_lost_with_its_worker_is_fetched_from_the_next_one():
     assert _fetched(Remote(LOST, LOST, "result")) == "result"
 
 
+def test_a_result_that_no_worker_is_left_to_compute_is_given_up():
+    left = iter([False, False, True])
+    assert _fetched(Remote(LOST, LOST, "never fetched"), lambda: next(left)) is None
+
+
 def test_an_execution_that_has_failed_is_raised():
     failed = tf.errors.InvalidArgumentError(None, None, "no")
     with pytest.raises(tf.errors.InvalidArgumentError):

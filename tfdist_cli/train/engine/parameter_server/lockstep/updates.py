@@ -145,6 +145,7 @@ class LockstepUpdates:
                 return
             reports = functions.next_message(messages)
             if reports is None:
+                self._context.workers.end_if_lost(pause)
                 continue
             sums = Accumulator(first, by_examples=self._sizes is not None, following=self._context.totals.following)
             seconds = self._count(reports, sums, seconds)

@@ -158,6 +158,7 @@ class QuorumUpdates:
             while run.policy.done < run.policy.end or run.functions.any_running:
                 message = run.functions.next_message(messages)
                 if message is None:
+                    context.workers.end_if_lost(pause)
                     continue
                 self._receive(message, run)
                 run.policy.several = self.pace.size(size)

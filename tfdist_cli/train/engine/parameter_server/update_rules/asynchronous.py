@@ -103,7 +103,7 @@ class AsynchronousUpdates:
         seeds, done, votes = self._context.seeds, 0, 0
         lanes = self._lanes(iterators, steps)
         schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over)
-        used, pauses = schedule.next_number, False
+        used, pauses, gives_up = schedule.next_number, False, partial(self._gives_up, pause)
         self._executions.allow()
         while True:
             pauses = pauses or pause.wanted() or pause.agreed()
@@ -116,11 +116,11 @@ class AsynchronousUpdates:
                 schedule.add(size, adapts=adapts, loops=self._loops)
             if not schedule.in_flight and (pauses or not schedule.left):
                 break
-            if (scheduled := schedule.next_done()) is None:
-                self._awaited.note(schedule.awaited)
-                continue
-            fetched = self._raising_cause(schedule, partial(_fetched, scheduled.remote))
-            if fetched is None:
+            scheduled = schedule.next_done()
+            fetched: Any = scheduled and self._raising_cause(schedule, partial(_fetched, scheduled.remote, gives_up))
+            if scheduled is None or fetched is None:
+                if gives_up():
+                    break  # no worker returns what is in flight: the parameters are on the ps
                 self._recover(scheduled, schedule)
                 continue
             self._awaited.returned(scheduled.worker)
@@ -171,12 +171,20 @@ class AsynchronousUpdates:
         self._pace.resize(len(workers))
         schedule.divide(self._lanes(iterators, schedule.left, schedule))
 
-    def _recover(self, scheduled: Scheduled, schedule: Schedule) -> None:
+    def _gives_up(self, pause: Pause) -> bool:
+        """Whether the process is to end, and no worker is left to finish what is in flight."""
+        return pause.ends() and self._context.workers.all_lost
+
+    def _recover(self, scheduled: Scheduled | None, schedule: Schedule) -> None:
         """After an execution's worker was lost: it runs the execution again when it is back, if the steps are its own.
+
+        None if no execution is done.
 
         In a dynamic run, only the executions of a worker that has just joined come here, see `_take_workers`.
         """
-        if any(worker is scheduled.worker for worker in self._context.workers):
+        if scheduled is None:
+            self._awaited.note(schedule.awaited)
+        elif any(worker is scheduled.worker for worker in self._context.workers):
             schedule.keep(scheduled)
         else:
             schedule.add_again(scheduled)
@@ -237,15 +245,19 @@ def _execution(report: ExecutionReport, first: int, votes: int) -> Execution:
     )
 
 
-def _fetched(remote: Any) -> Any:
+def _fetched(remote: Any, gives_up: Callable[[], bool] = lambda: False) -> Any:
     """Returns the result of an execution; None if its worker was lost, and no other one runs it.
 
     The result is copied to the chief as soon as the execution is done. If its worker fails just then, the result is
     lost, and TensorFlow gives an execution of any worker to another one, whose result is fetched instead. An execution
     that fails just while its result is fetched returns None first, and raises its error after that.
+
+    Args:
+        remote: the execution.
+        gives_up: whether no worker is left to run it.
     """
     pause = threading.Event()
-    while not is_aborted(remote):
+    while not (is_aborted(remote) or gives_up()):
         try:
             fetched = remote.fetch()
         except Exception as error:
