@@ -11,7 +11,7 @@ from tfdist_cli.tables.hashing import GROUP, WAYS, unhashed
 from tfdist_cli.train.layers import row_index
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import RowIndex, RowPolicy
-from tfdist_cli.train.layers.row_keys import buckets_of, hashed, places, read, way_of, written
+from tfdist_cli.train.layers.row_keys import buckets_of, hashed, read, written
 
 pytestmark = pytest.mark.slow
 
@@ -63,29 +63,6 @@ def test_each_id_has_one_row_until_the_table_is_four_fifths_full():
     assert (looked_up(of, *ids[::-1], create=False)[::-1] == rows).all()
     found, at = of.ids()
     assert dict(zip(found, at, strict=True)) == dict(zip(ids, rows, strict=True))
-
-
-def test_new_ids_get_the_rows_that_their_hashes_prefer_while_these_are_free():
-    of, ids = index(4), np.arange(100, dtype=np.int64)
-    ways = looked_up(of, *ids) % WAYS
-    preferred = way_of(hashed(tf.constant(ids))).numpy()
-    assert (ways == preferred).mean() > 0.9
-    assert len(set(preferred.tolist())) == WAYS
-
-
-@pytest.mark.parametrize("policy", [PLAIN, RowPolicy(evict="lru"), RowPolicy(admit_after=2)])
-def test_ids_are_found_in_rows_that_their_hashes_do_not_prefer(policy):
-    """As in checkpoints of earlier versions, in which no row was preferred."""
-    of, ids = index(2, policy), np.arange(100, dtype=np.int64)
-    rows = [looked_up(of, *ids) for _ in range(2)][1]
-    for variable in of.variables:  # each row is now as far from its preferred place as possible
-        variable.assign(tf.roll(variable.value, WAYS // 2, axis=1))
-    bucket, way = tf.unstack(places(tf.constant(rows)), axis=1)
-    moved = (bucket * WAYS + (way + WAYS // 2) % WAYS).numpy()
-    assert moved.min() > 0
-    for create in (False, True):
-        assert (looked_up(of, *ids, create=create) == moved).all()
-    assert (looked_up(of, *ids, 1000, 1001)[: len(ids)] == moved).all()  # beside new ids, too
 
 
 def test_ids_without_a_row_have_row_0():

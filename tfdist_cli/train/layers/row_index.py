@@ -2,10 +2,9 @@
 
 The rows form groups of 64 buckets with 16 rows each. The hash of an id determines its group and two buckets in it (Azar
 et al., Balanced Allocations, 1999), so an id is found by comparing 32 keys. A new id gets a free row of the bucket that
-has more of them: if possible the one that its hash prefers, where lookups look first. If none is free, it replaces the
-row that was used least among the 32, as in a set-associative cache and in NVIDIA's HierarchicalKV. The index consists
-of plain variables beside the rows. So shards, checkpoints and exports hold it like any variable, whatever the number of
-ps; a group is never divided between two ps.
+has more of them. If none is free, it replaces the row that was used least among the 32, as in a set-associative cache
+and in NVIDIA's HierarchicalKV. The index consists of plain variables beside the rows. So shards, checkpoints and
+exports hold it like any variable, whatever the number of ps; a group is never divided between two ps.
 
 Row 0 belongs to no id. It is the row of ids that have none.
 """
@@ -29,9 +28,10 @@ from tfdist_cli.train.layers.row_keys import (
     hashed,
     places,
     read,
+    same_keys,
     scattered,
+    slot_at,
     slot_of,
-    way_of,
     written,
 )
 from tfdist_cli.train.tf_compat.control_flow import unordered
@@ -218,8 +218,8 @@ class RowIndex:
             The row of each id, int32, and whether it was created now, bool, both of shape (n,).
         """
         if create and self._shards[0].lock is None:  # a single one
-            distinct, where, uses = self._distinct(ids, create=True)
-            slot, created = self._slots_of_shard(self._shards[0], distinct, uses, create=True)
+            distinct, where, counts = tf.unique_with_counts(ids)
+            slot, created = self._slots_of_shard(self._shards[0], distinct, counts)
             created &= slot >= 0  # an id that is not admitted yet has the row 0
             return tf.gather(tf.maximum(slot, 0), where), tf.gather(created, where)
         found = self.fetch(ids, create=create)
@@ -233,7 +233,7 @@ class RowIndex:
             ids: int64, shape (n,).
             create: whether ids are counted, and new ones get rows.
         """
-        distinct, where, uses = self._distinct(ids, create=create)
+        distinct, where, uses = tf.unique_with_counts(ids)
         owner: Any = tf.zeros_like(distinct, tf.int32)
         places = [tf.range(tf.size(distinct))]
         own = [(distinct, uses)]
@@ -241,8 +241,8 @@ class RowIndex:
             firsts = tf.constant([[shard.first_group for shard in self._shards[1:]]])
             owner = tf.raw_ops.UpperBound(sorted_inputs=firsts, values=self._group(hashed(distinct))[None])[0]
             places = tf.dynamic_partition(places[0], owner, len(self._shards))
-            own = [(tf.gather(distinct, at), None if uses is None else tf.gather(uses, at)) for at in places]
-        slots = [self._slots_on_device(shard, *each, create) for shard, each in zip(self._shards, own, strict=True)]
+            own = [(tf.gather(distinct, place), tf.gather(uses, place)) for place in places]
+        slots = [self._slots_on_device(*each, create) for each in zip(self._shards, own, strict=True)]
         if create and self.policy.every_id_has_a_row:
             place = tf.range(tf.size(distinct))
             counts = [tf.size(each) for each, _ in own]
@@ -286,19 +286,12 @@ class RowIndex:
         scaled = high * tf.constant(self.groups, tf.uint64)
         return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)
 
-    def _distinct(self, ids: tf.Tensor, *, create: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
-        """Returns the distinct ids, the position of each id among them, and how often each is used, if that counts."""
-        if create and self.policy.counts_uses:
-            distinct, where, uses = tf.unique_with_counts(ids)
-            return distinct, where, uses
-        distinct, where = tf.unique(ids)  # takes a third of the time
-        return distinct, where, None
-
-    def _slots_on_device(self, shard: _Shard, ids: tf.Tensor, uses: Any, create: bool) -> tf.Tensor:
+    def _slots_on_device(self, shard: _Shard, own: tuple[tf.Tensor, tf.Tensor], create: bool) -> tf.Tensor:
         """Returns the rows of distinct ids within a shard, on its ps: a function there finds them, only ids cross."""
+        ids, uses = own
         if shard.lock is None:
-            return self._slots_of_shard(shard, ids, uses, create=create)[0]
-        given = [ids] if uses is None else [ids, uses]
+            return self._slots_of_shard(shard, ids, uses if create else None)[0]
+        given = [ids, uses] if create and self.policy.counts_uses else [ids]
         with tf.device(shard.rows.device):
             return unordered(self._functions[create](shard, *given))
 
@@ -317,25 +310,31 @@ class RowIndex:
     def _function(self, *, create: bool) -> Any:
         def slots(shard: _Shard, ids: tf.Tensor, uses: tf.Tensor | None = None) -> tf.Tensor:
             with tf.device(shard.rows.device):
-                return self._slots_of_shard(shard, ids, uses, create=create)[0]
+                some = tf.ones_like(ids, tf.int32) if create and uses is None else uses
+                return self._slots_of_shard(shard, ids, some)[0]
 
         return function_kept_whole(slots)
 
-    def _slots_of_shard(self, shard: _Shard, ids: tf.Tensor, uses: Any, *, create: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def _slots_of_shard(self, shard: _Shard, ids: tf.Tensor, uses: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the row of each id within a shard, -1 if it has none, and whether it was created now.
 
         Args:
             shard: the shard.
-            ids: the ids; distinct if rows are created.
-            uses: how often each is used, if the policy counts that.
-            create: whether to create rows, and to record uses.
+            ids: the ids; distinct if they are counted.
+            uses: how often each is used; None to create no rows, and to record nothing.
         """
         keys = hashed(ids)
         buckets = buckets_of(keys, self._group(keys) - shard.first_group)
-        known = slot_of(shard.keys, keys, buckets)
-        if not create:
-            return self._admitted(shard, known), tf.zeros_like(keys, tf.bool)
-        complete = tf.reduce_all(known >= 0)  # usually all ids have rows
+        if uses is None:
+            return self._admitted(shard, slot_of(shard.keys, keys, buckets)), tf.zeros_like(keys, tf.bool)
+        at = tf.where(same_keys(shard.keys, keys, buckets))
+        known, place = tf.cast(at[:, 0], tf.int32), tf.cast(at[:, 1], tf.int32)
+        # Usually all ids have rows: then `known` is 0, 1, 2 … The key 0 is that of free rows.
+        complete = (tf.size(known) == tf.size(keys)) & tf.reduce_all(keys != 0)
+
+        def all_known() -> tuple[Any, Any]:
+            slot = slot_at(buckets, place)
+            return slot, tf.zeros_like(slot, tf.bool)
 
         def some_new() -> tuple[Any, Any]:
             slot, created = _locked(shard, lambda: self._found_or_created(shard, ids, keys, buckets))
@@ -344,11 +343,10 @@ class RowIndex:
         if self.policy.records_times:
             # A row that is replaced meanwhile loses its key before its time is looked at, see `_claimed`: so either
             # the key is missed here, or the time is seen there.
-            has = tf.where(known >= 0)[:, 0]
-            slot = tf.gather(known, has)
+            slot = slot_at(tf.gather(buckets, known), place)
             with tf.control_dependencies([self._stamped(shard, slot)]):
-                complete &= tf.reduce_all(read(shard.keys, slot) == tf.gather(keys, has))
-        slot, created = tf.cond(complete, lambda: (known, tf.zeros_like(known, tf.bool)), some_new)
+                complete &= tf.reduce_all(read(shard.keys, slot) == tf.gather(keys, known))
+        slot, created = tf.cond(complete, all_known, some_new)
         if not self.policy.counts_uses:
             return slot, created
         has = tf.where(slot >= 0)[:, 0]
@@ -394,7 +392,8 @@ class RowIndex:
 
         def body(slot: tf.Tensor, open_: tf.Tensor, created: tf.Tensor) -> tuple[Any, Any, Any]:
             index = tf.where(open_)[:, 0]
-            score, candidates = self._scores(shard, tf.gather(keys, index), tf.gather(buckets, index), now)
+            own = tf.gather(buckets, index)
+            score, candidates = self._scores(shard, own, now)
             best = tf.argmin(score, axis=1)
             target = tf.gather(candidates, best, batch_dims=1)
             possible = tf.reduce_min(score, axis=1) < _NEVER
@@ -443,12 +442,11 @@ class RowIndex:
         with tf.control_dependencies([restored]):
             return tf.boolean_mask(slot, still), tf.boolean_mask(won, still)
 
-    def _scores(self, shard: _Shard, new: tf.Tensor, buckets: tf.Tensor, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _scores(self, shard: _Shard, buckets: tf.Tensor, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Which rows new keys take: those with the lowest score, int64; and all candidates within the shard, int32.
 
         Args:
             shard: the shard.
-            new: the new keys.
             buckets: the buckets of each key, shape (n, 2).
             now: microseconds since 1970.
         """
@@ -473,9 +471,7 @@ class RowIndex:
                 expired = used < now - round(policy.ttl * 1e6)
                 score = tf.where(expired, used - _int64(_UNADMITTED), score)
             score = tf.where((used < now - grace) & (candidates != 0), score, _int64(_NEVER))
-        # Of the free rows in the bucket that has more of them, the preferred one, where a lookup looks first.
-        first = tf.cast(tf.range(WAYS) == way_of(new)[:, None], tf.int64)[:, None]
-        score = tf.where(free, _int64(_FREE) + 1 + 2 * (WAYS - number) - first, score)
+        score = tf.where(free, _int64(_FREE) + WAYS - number, score)
         return tf.reshape(score, [-1, 2 * WAYS]), tf.reshape(candidates, [-1, 2 * WAYS])
 
     def _place(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> list[Any]:

@@ -44,25 +44,8 @@ def slot_at(buckets: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     return bucket * WAYS + tf.bitwise.bitwise_and(place, WAYS - 1)
 
 
-def way_of(keys: tf.Tensor) -> tf.Tensor:
-    """Returns the way that each key prefers in its buckets, int32, where lookups look first."""
-    high = tf.bitwise.right_shift(tf.bitcast(keys, tf.uint64), _uint64(2 * (BUCKETS.bit_length() - 1)))
-    return tf.cast(tf.bitwise.bitwise_and(high, _uint64(WAYS - 1)), tf.int32)
-
-
 def slot_of(variable: Any, keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
     """Returns the row of each key within the shard, int32; -1 if it has none. For the arguments see `same_keys`."""
-    first = buckets * WAYS + way_of(keys)[:, None]
-    same = read(variable, first) == keys[:, None]
-    slot = tf.where(same[:, 0], first[:, 0], tf.where(same[:, 1], first[:, 1], -1))
-    slot = tf.where(keys != 0, slot, -1)
-    # The others are compared with all candidates, which takes several times as long for each.
-    rest = tf.where(slot < 0)[:, 0]
-    others = _slot_among_all(variable, tf.gather(keys, rest), tf.gather(buckets, rest))
-    return tf.tensor_scatter_nd_update(slot, rest[:, None], others)
-
-
-def _slot_among_all(variable: Any, keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
     place = tf.reduce_max(tf.where(same_keys(variable, keys, buckets), tf.range(2 * WAYS), -1), axis=1)
     return tf.where((place >= 0) & (keys != 0), slot_at(buckets, place), -1)
 
@@ -78,7 +61,7 @@ def scattered(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> Any:
 
 
 def read(variable: Any, slot: tf.Tensor) -> tf.Tensor:
-    """Returns what an index's variable, of shape (buckets, WAYS), has for rows within the shard, in their shape."""
+    """Returns what an index's variable, of shape (buckets, WAYS), has for rows within the shard."""
     return tf.raw_ops.ResourceGatherNd(resource=variable.handle, indices=places(slot), dtype=variable.dtype)
 
 
@@ -88,9 +71,9 @@ def written(variable: Any, slot: tf.Tensor, values: tf.Tensor) -> Any:
 
 
 def places(slot: tf.Tensor) -> tf.Tensor:
-    """Returns the bucket and the way of rows within the shard, int32, shape (…, 2)."""
+    """Returns the bucket and the way of rows within the shard, int32, shape (n, 2)."""
     bucket = tf.bitwise.right_shift(slot, WAYS.bit_length() - 1)
-    return tf.stack([bucket, tf.bitwise.bitwise_and(slot, WAYS - 1)], axis=-1)
+    return tf.stack([bucket, tf.bitwise.bitwise_and(slot, WAYS - 1)], axis=1)
 
 
 def _int64(value: int) -> tf.Tensor:
