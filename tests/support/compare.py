@@ -53,12 +53,21 @@ def train_both(
 
 def assert_same(plain: keras.Model, ours: keras.Model, tolerance: float = 1e-6) -> None:
     """Asserts that weights, optimizer variables and history are equal."""
-    assert difference(plain.variables, ours.variables) <= tolerance
-    assert difference(plain.optimizer.variables, ours.optimizer.variables) <= tolerance
+    assert _differing(plain.variables, ours.variables, tolerance) == {}, (plain.history.history, ours.history.history)
+    assert _differing(plain.optimizer.variables, ours.optimizer.variables, tolerance) == {}
     assert list(plain.history.history) == list(ours.history.history)
     assert plain.history.epoch == ours.history.epoch
     for name, values in plain.history.history.items():
         np.testing.assert_allclose(ours.history.history[name], values, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+def _differing(some: list[keras.Variable], others: list[keras.Variable], tolerance: float) -> dict[str, float]:
+    """Returns by how much two lists of variables differ where it is more than the tolerance."""
+    found = {
+        f"{number} {one.path}": difference([one], [other])
+        for number, (one, other) in enumerate(zip(some, others, strict=True))
+    }
+    return {name: value for name, value in found.items() if not value <= tolerance}
 
 
 def difference(some: list[keras.Variable], others: list[keras.Variable]) -> float:
