@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.support.codes import raises
 from tests.support.compare import difference
+from tests.support.local_coordinator import NoPause
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import EmbeddingRule
 from tfdist_cli.train.data.pipeline import Shard
@@ -35,19 +36,6 @@ def batches(x, y, *, batch):
 def data_of(batch):
     x, y = classes()
     return batches(x, y, batch=batch)
-
-
-class NoPause:
-    """A training that is not paused."""
-
-    def wanted(self):
-        return False
-
-    def agreed(self):
-        return False
-
-    def ends(self):
-        return False
 
 
 def network(*more):

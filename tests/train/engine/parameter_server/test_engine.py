@@ -72,7 +72,7 @@ def test_phases_of_a_step_are_measured(rule, servers, monkeypatch):
     assert all((measured > -1).all() for execution in executions for measured in execution.phases.values())
 
 
-class PauseAfter:
+class PauseAfter(NoPause):
     """Asks for a pause after a number of executions."""
 
     def __init__(self, executions):
@@ -84,9 +84,6 @@ class PauseAfter:
 
     def agreed(self):
         return self.left < 0
-
-    def ends(self):
-        return False
 
 
 @pytest.mark.rotates(2)

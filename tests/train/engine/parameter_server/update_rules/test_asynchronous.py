@@ -74,7 +74,7 @@ def test_each_loss_of_a_worker_that_others_wait_for_is_logged_once(log):
     assert len(log) == 3
 
 
-class PauseAtUpdate:
+class PauseAtUpdate(NoPause):
     """Wants a pause once the model has had a number of updates."""
 
     def __init__(self, model, update):
