@@ -8,6 +8,7 @@ from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
+from tfdist_cli.train.data.pipeline import ALL
 
 WHOLE = (
     "def model(params):\n    return params.pop('units')\ndef dataset(params, split, shard):\n    return split, shard\n"
@@ -37,7 +38,7 @@ def test_what_a_module_defines(load):
     module = load(WHOLE + "def callbacks(params):\n    return (params['units'],)\n")
     assert module.model() == 3
     assert module.model() == 3  # each call gets its own copy of the params
-    assert module.dataset("test", 7) == ("test", 7)
+    assert module.dataset("test", ALL) == ("test", ALL)
     assert module.callbacks() == (3,)
 
 

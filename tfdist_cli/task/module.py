@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import sys
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.sections.recipe import Export, Recipe
+from tfdist_cli.train.data.same_draws import SameDraws
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class RecipeModule:
 
     module: ModuleType
     params: dict[str, Any]
+    _splits: dict[str, SameDraws] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def load(cls, recipe: Recipe) -> RecipeModule:
@@ -60,7 +63,10 @@ class RecipeModule:
         return self.module.model(deepcopy(self.params))
 
     def dataset(self, split: str, shard: Any) -> Any:
-        """Returns a shard's examples as a `tf.data.Dataset` of single examples."""
+        """Returns the data of a shard; all calls for a split draw the same random numbers."""
+        return self._splits.setdefault(split, SameDraws(partial(self._dataset, split), split))(shard)
+
+    def _dataset(self, split: str, shard: Any) -> Any:
         return self.module.dataset(deepcopy(self.params), split, shard)
 
     def callbacks(self) -> Any:

@@ -228,3 +228,11 @@ def test_what_keras_makes_of_data_that_python_code_yields(monkeypatch):
     assert not data.is_loader(rows)
     _, length, batches = data.python_batches(loader, None)
     assert (length, [len(batch) for (batch,) in batches()]) == (1, [6])
+
+
+def test_arrays_in_memory():
+    x, y = np.arange(6.0), np.arange(6)
+    made = tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).shuffle(3).batch(2).map(lambda batch: batch["x"])
+    assert [tensor.numpy().tolist() for tensor in data.sliced_arrays(made)] == [x.tolist(), y.tolist()]
+    assert data.sliced_arrays(tf.data.Dataset.range(3)) == []
+    assert data.sliced_arrays(tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]]))) == []

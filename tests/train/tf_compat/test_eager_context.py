@@ -33,6 +33,38 @@ def test_the_seed_can_be_set_in_public_and_not_be_read():
     assert [name for name in dir(tf.random) if "seed" in name] == ["set_seed"]
 
 
+def drawn():
+    return tf.random.uniform([3]).numpy().tolist()
+
+
+def test_seeds_start_again_and_go_on_afterwards():
+    tf.random.set_seed(7)
+    try:
+        drawn()
+        following = drawn()
+        tf.random.set_seed(7)
+        drawn()
+        with eager_context.restarted_seeds(4) as were_drawn:
+            assert not were_drawn()
+            first = drawn()
+            assert were_drawn()
+        with eager_context.restarted_seeds(4):
+            assert drawn() == first
+        assert drawn() == following
+        assert eager_context.global_seed() == 7
+    finally:
+        tf.random.set_seed(None)
+
+
+def test_without_a_seed_nothing_starts_again():
+    tf.random.set_seed(None)
+    with eager_context.restarted_seeds(4) as were_drawn:
+        assert drawn() != drawn()
+        assert not were_drawn()
+        tf.random.set_seed(2)
+    assert eager_context.global_seed() is None
+
+
 def test_functions_that_nobody_needs_stay_registered(monkeypatch):
     here = context.context()
     removed = type(here).remove_function

@@ -150,7 +150,7 @@ class Inputs:
         if is_python_data(self.x):
             with _keras_errors("unsupported-python-data"):
                 return PythonData(source_of(self.x, self.class_weight, shuffle=shuffle))
-        function = as_dataset_function(self.x)
+        function = as_dataset_function(self.x, name=self.name)
         if by_chief and isinstance(function, DatasetShards) and _has_one_reader(function.dataset):
             return read_by_chief(weighted(function, self.class_weight)(Shard()))
         return weighted(function, self.class_weight)

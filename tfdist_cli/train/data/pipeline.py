@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.arrays import as_arrays
+from tfdist_cli.train.data.same_draws import SameDraws
 from tfdist_cli.train.tf_compat.data import (
     allow_many_batches,
     calls_python,
@@ -279,7 +280,9 @@ def cardinality(dataset: tf.data.Dataset) -> int | None:
     return None if static is None or static in _UNKNOWN else int(static)
 
 
-def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bool = False) -> DatasetFunction:
+def as_dataset_function(
+    data: Any, batch_size: int | None = None, *, shuffle: bool = False, name: str = "x"
+) -> DatasetFunction:
     """Converts what Keras users pass to `fit` to a dataset function.
 
     Args:
@@ -287,6 +290,7 @@ def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bo
             shard is every `shard.count`-th batch; or arrays `(x, y)` or `(x, y, sample_weight)`.
         batch_size: examples in a batch of arrays; None for 32, as in Keras.
         shuffle: whether arrays are shuffled, each pass in another order.
+        name: what the data is for; functions for different purposes draw different random numbers.
 
     Raises:
         TrainingError: the data is none of these, the function takes no shard, or `as_arrays` rejects the arrays.
@@ -295,7 +299,7 @@ def as_dataset_function(data: Any, batch_size: int | None = None, *, shuffle: bo
         return DatasetShards(data)
     if callable(data):
         _check_takes_shard(data)
-        return Sharded(data, "the dataset function")
+        return Sharded(SameDraws(data, name), "the dataset function")
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
         return ArrayBatches(as_arrays(data), batch_size or KERAS_BATCH, shuffle)
     raise TrainingError(

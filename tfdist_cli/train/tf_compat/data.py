@@ -43,6 +43,7 @@ _DRAWS_NUMBERS = {
 """Operations with attributes `seed` and `seed2`, both 0 without a seed."""
 _IN_ANY_ORDER = "false"
 _SHARD = "_ShardDataset"
+_SLICES = "_TensorSliceDataset"
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
 _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 _PASSES_ON = {"_PrefetchDataset", "_OptionsDataset"}
@@ -77,6 +78,18 @@ def transformations(dataset: tf.data.Dataset) -> Iterator[Any]:
     yield dataset
     for part in dataset._inputs():
         yield from transformations(part)
+
+
+def sliced_arrays(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Returns the arrays in memory that a dataset takes its elements from, without ragged and sparse ones.
+
+    Seen in TensorFlow 2.21.0: the class `_TensorSliceDataset`, `_TensorSliceDataset._tensors`. Reason: a dataset does
+    not publish its arguments. Replace with: a public property.
+    """
+    tensors = (
+        tensor for part in transformations(dataset) if type(part).__name__ == _SLICES for tensor in part._tensors
+    )
+    return [tensor for tensor in tensors if tensor.dtype not in (tf.variant, tf.resource)]
 
 
 def calls_python(dataset: tf.data.Dataset) -> bool:

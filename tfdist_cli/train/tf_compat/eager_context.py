@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,29 @@ def global_seed() -> int | None:
     with: a public function that reads it.
     """
     return context.global_seed()
+
+
+@contextmanager
+def restarted_seeds(seed: int) -> Iterator[Callable[[], bool]]:
+    """Makes a number the global seed, if `tf.random.set_seed` was called; afterwards its seeds go on where they were.
+
+    Yields a function that tells whether an operation has got a seed since.
+
+    Seen in TensorFlow 2.21.0: `Context._seed`, `Context._rng`, `Context._set_global_seed`. Reason: `tf.random.set_seed`
+    restarts them too, and the place where they were cannot be had. Replace with: a public state of these seeds.
+    """
+    here = context.context()
+    before = here._seed
+    numbers = None if before is None else here._rng
+    if before is not None:
+        here._set_global_seed(seed)
+    begin = None if before is None else here._rng.getstate()
+    try:
+        yield lambda: here._seed is not None and here._rng.getstate() != begin
+    finally:
+        here._seed = before
+        if before is not None:
+            here._rng = numbers
 
 
 def remote_caller() -> tuple[str, int] | None:

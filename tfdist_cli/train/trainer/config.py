@@ -360,6 +360,7 @@ class TrainingConfig:
         evaluator_stops: whether the evaluator may stop the training.
         counting: the data to count, if the steps of an epoch follow from its length.
         lengths: the elements of each shard, if they were counted.
+        divided: one pass over the data, if each task divides its own copy of it.
     """
 
     data: DatasetFunction
@@ -379,6 +380,7 @@ class TrainingConfig:
     evaluator_stops: bool = False
     counting: Counting | None = None
     lengths: Sequence[int] = ()
+    divided: DatasetFunction | None = None
 
     @property
     def finds_end(self) -> bool:
@@ -564,6 +566,7 @@ class TrainingArguments:
             verbose=self.verbose,
             evaluator_stops=self.evaluator_stops,
             counting=length.counting,
+            divided=source.one_pass() if share == "split" else None,
         )
 
     def _length(

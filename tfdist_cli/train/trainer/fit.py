@@ -33,6 +33,7 @@ from tfdist_cli.train.trainer.checks import (
     check_strategy_scope,
     check_targets,
     check_tasks_agree,
+    check_tasks_have_same_arrays,
     check_validation,
     data_errors_explained,
     warn_of_unused_optimizers,
@@ -307,6 +308,7 @@ def _schedule(config: TrainingConfig, engine: Engine, model: keras.Model, start:
         most = max(1, min(engine.max_steps_per_execution, MAX_UNROLLED_OPERATIONS // engine.operations()))
         size = auto_steps_per_execution(config.steps_per_epoch, sharers, most)
     check_tasks_agree(config, engine)
+    check_tasks_have_same_arrays(config, engine)
     decided = engine.total(np.array([size, adapts], np.float64) * engine.is_chief)
     return Schedule(
         config.steps_per_epoch,
