@@ -73,6 +73,19 @@ def test_data_of_any_form(data, expected):
     assert len(list(found.examples("train", ALL))) == 24
 
 
+def permuted(_, split, shard):
+    """Draws the order of its examples."""
+    order = np.random.permutation(24)[shard.index :: shard.count]
+    return X[order], Y[order]
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_shards_of_an_order_that_the_module_draws_are_a_division(split):
+    data = made(permuted)
+    rows = [row for index in range(3) for row, _ in data.examples(split, Shard(index, 3, index)).as_numpy_iterator()]
+    assert sorted(map(tuple, rows)) == sorted(map(tuple, X))
+
+
 def test_a_given_batch_size_does_not_go_with_batches():
     with raises(UsageError, "batch-size-without-arrays"):
         made(lambda *_: WHOLE.batch(10), network(), train={"batch_size": 8}).source  # noqa: B018 it raises

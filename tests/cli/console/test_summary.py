@@ -46,6 +46,11 @@ def test_consequences_are_short_and_few(capsys):
     assert len(lines) == 15
 
 
+def test_a_consequence_shows_the_error_and_not_the_hint_after_it(capsys):
+    print_failure(failed(failure(0, message="Lost: a"), failure(1, lines=("it is lost", "hint: look elsewhere"))))
+    assert capsys.readouterr().err.splitlines()[-1].endswith('"it is lost"')
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_what_came_of_the_run(capsys, code):
     workers = [TaskExit(TaskId("worker", index), Status.STOPPED, "ended by the launcher", -15, 2.0) for index in (0, 1)]

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -149,3 +150,13 @@ def test_a_function_of_a_program_is_divided():
     )
     found = [list(function(Shard(index, 2, index)).as_numpy_iterator()) for index in range(2)]
     assert sorted(found[0] + found[1]) == list(EXAMPLES)
+
+
+def test_calls_in_several_threads_draw_what_one_draws_alone():
+    function = SameDraws(lambda shard: with_numpy()[shard.index :: shard.count].tolist(), "train")
+    other = SameDraws(lambda shard: with_tensorflow()[shard.index :: shard.count].tolist(), "validation")
+    calls = [(each, Shard(index, 4, index)) for index in range(4) for each in (function, other)]
+    alone = [each(shard) for each, shard in calls]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for _ in range(5):
+            assert list(pool.map(lambda call: call[0](call[1]), calls)) == alone

@@ -234,5 +234,7 @@ def test_arrays_in_memory():
     x, y = np.arange(6.0), np.arange(6)
     made = tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).shuffle(3).batch(2).map(lambda batch: batch["x"])
     assert [tensor.numpy().tolist() for tensor in data.sliced_arrays(made)] == [x.tolist(), y.tolist()]
+    again = data.recreated_on(made, "/device:CPU:0").shard(2, 0)
+    assert [tensor.numpy().tolist() for tensor in data.sliced_arrays(again)] == [x.tolist(), y.tolist()]
     assert data.sliced_arrays(tf.data.Dataset.range(3)) == []
     assert data.sliced_arrays(tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]]))) == []

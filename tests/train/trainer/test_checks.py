@@ -1,5 +1,8 @@
 """Checks of the tasks' agreement before a training."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,29 +19,22 @@ X = np.arange(200, dtype=np.float32)
 OTHER = X[::-1].copy()
 
 
-class Chief:
-    """The engine of the chief of two tasks: records what it contributes."""
-
-    is_chief = True
+class Engines:
+    """Two tasks, each in its thread."""
 
     def __init__(self):
-        self.totals = []
+        self._meeting = threading.Barrier(2)
+        self._values = {}
 
-    def total(self, values):
-        self.totals.append(values * (2 if values.shape == (1,) else 1))
-        return self.totals[-1]
+    def of(self, *, chief):
+        return SimpleNamespace(is_chief=chief, total=partial(self._total, chief))
 
-
-class Worker:
-    """The engine of the other task."""
-
-    is_chief = False
-
-    def __init__(self, chief):
-        self._totals = iter(chief.totals)
-
-    def total(self, values):
-        return values + next(self._totals) - values * (values.shape == (1,))
+    def _total(self, chief, values):
+        self._values[chief] = values
+        self._meeting.wait(20)
+        total = self._values[True] + self._values[False]
+        self._meeting.wait(20)
+        return total
 
 
 def config(data, validation=None):
@@ -48,9 +44,17 @@ def config(data, validation=None):
 
 
 def check(chiefs, workers):
-    chief = Chief()
-    check_tasks_have_same_arrays(chiefs, chief)
-    check_tasks_have_same_arrays(workers, Worker(chief))
+    """Checks both tasks; raises what both raise."""
+    engines = Engines()
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [
+            pool.submit(check_tasks_have_same_arrays, chiefs, engines.of(chief=True)),
+            pool.submit(check_tasks_have_same_arrays, workers, engines.of(chief=False)),
+        ]
+        errors = [task.exception() for task in tasks]
+    assert type(errors[0]) is type(errors[1])
+    if errors[0]:
+        raise errors[0]
 
 
 def test_equal_arrays():

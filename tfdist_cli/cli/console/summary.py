@@ -108,9 +108,11 @@ def _resize_text(resize: Resize) -> str:
 
 
 def _last_line(failure: Failure) -> str:
-    if failure.message or not failure.last_lines or failure.reason.startswith("killed"):
+    """Returns the last line that a task printed, which is its error rather than the hint after it."""
+    lines = [line for line in failure.last_lines if not line.startswith("hint: ")]
+    if failure.message or not lines or failure.reason.startswith("killed"):
         return ""
-    return f': "{failure.last_lines[-1][:_LINE_LENGTH]}"'
+    return f': "{lines[-1][:_LINE_LENGTH]}"'
 
 
 def _print_labelled(what: str, text: str) -> None:

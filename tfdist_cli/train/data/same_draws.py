@@ -56,17 +56,18 @@ class SameDraws:
 @contextmanager
 def _restarted(name: str) -> Iterator[Callable[[], bool]]:
     """Restarts the global generators for its duration; yields a function that tells whether one was used."""
-    seed = zlib.crc32(f"{name} {global_seed() or 0}".encode())
-    with _generators, global_seed_generator(None), restarted_seeds(seed) as seeds_were_drawn:
-        before = random.getstate(), np.random.get_state()
-        random.seed(seed)
-        np.random.seed(seed)
-        begin = _states()
-        try:
-            yield lambda: _states() != begin or seeds_were_drawn()
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+    with _generators:
+        seed = zlib.crc32(f"{name} {global_seed() or 0}".encode())
+        with global_seed_generator(None), restarted_seeds(seed) as seeds_were_drawn:
+            before = random.getstate(), np.random.get_state()
+            random.seed(seed)
+            np.random.seed(seed)
+            begin = _states()
+            try:
+                yield lambda: _states() != begin or seeds_were_drawn()
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])
 
 
 def _states() -> tuple[Any, ...]:

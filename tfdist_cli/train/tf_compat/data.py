@@ -44,6 +44,8 @@ _DRAWS_NUMBERS = {
 _IN_ANY_ORDER = "false"
 _SHARD = "_ShardDataset"
 _SLICES = "_TensorSliceDataset"
+_MADE_FROM = "_made_from"
+"""The attribute of a dataset that was made again: the original."""
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
 _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 _PASSES_ON = {"_PrefetchDataset", "_OptionsDataset"}
@@ -83,13 +85,18 @@ def transformations(dataset: tf.data.Dataset) -> Iterator[Any]:
 def sliced_arrays(dataset: tf.data.Dataset) -> list[tf.Tensor]:
     """Returns the arrays in memory that a dataset takes its elements from, without ragged and sparse ones.
 
+    Those of a dataset that was made again are the arrays of the original.
+
     Seen in TensorFlow 2.21.0: the class `_TensorSliceDataset`, `_TensorSliceDataset._tensors`. Reason: a dataset does
     not publish its arguments. Replace with: a public property.
     """
-    tensors = (
-        tensor for part in transformations(dataset) if type(part).__name__ == _SLICES for tensor in part._tensors
-    )
-    return [tensor for tensor in tensors if tensor.dtype not in (tf.variant, tf.resource)]
+    found = []
+    for part in transformations(dataset):
+        if hasattr(part, _MADE_FROM):
+            found += sliced_arrays(getattr(part, _MADE_FROM))
+        elif type(part).__name__ == _SLICES:
+            found += [tensor for tensor in part._tensors if tensor.dtype not in (tf.variant, tf.resource)]
+    return found
 
 
 def calls_python(dataset: tf.data.Dataset) -> bool:
@@ -219,7 +226,7 @@ def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
     with tf.device(source):
         graph, options = _for_any_host(serialize_dataset_to_graph(dataset)), dataset.options()
     again = deserialize_dataset_from_graph(graph, dataset.element_spec)
-    again._made_from = dataset  # which keeps its Python functions
+    setattr(again, _MADE_FROM, dataset)  # which keeps its Python functions
     return again.with_options(options)
 
 

@@ -189,10 +189,11 @@ def check_tasks_have_same_arrays(config: TrainingConfig, engine: Engine) -> None
         if data is None or isinstance(data, PythonData):
             continue
         own = sample(checked(data, Shard(count=tasks)))
-        if not is_same(own, engine.total(own * engine.is_chief)):
+        differs = not is_same(own, engine.total(own * engine.is_chief))
+        if engine.total(np.array([differs], np.float64))[0]:
             raise TrainingError(
-                f"the {name} on this task differs from the chief's: it is in another order, or made of other numbers, "
-                "so the tasks' shards are not parts of the same data",
+                f"the tasks have different {name}: in another order, or made of other numbers, so their shards are not "
+                "parts of the same data",
                 code="arrays-differ",
                 hint="give what draws it a seed: keras.utils.set_random_seed(1) before it is made, or "
                 "train_test_split(..., random_state=1); data that each task is to have for itself needs share='copy'",
