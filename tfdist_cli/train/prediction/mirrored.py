@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import EmbeddingRule
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.data.comparison import check_same_arrays
+from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.python_data import PythonData
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
 
@@ -27,6 +30,9 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
     with context.strategy.scope():
         function = PredictionFunction(model, groups.input_spec, least)
         predict = function.compiled(groups.size)
+    if groups.count > 1 and not isinstance(groups.function, PythonData):
+        data = {"data to predict": lambda _: groups.function(Shard())}
+        check_same_arrays(data, summing_values(context), is_chief=index == 0)
     iterator = iter(groups.batches(index))
 
     def predicted() -> list[tf.Tensor]:
@@ -78,6 +84,12 @@ def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DTy
     ends = start + np.cumsum(lengths)
     pieces = [received[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     return [tf.io.parse_tensor(piece, dtype).numpy() for piece, dtype in zip(pieces, types, strict=True)]
+
+
+def summing_values(context: ClusterContext) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that sums float64 arrays over all tasks."""
+    sums = summing(context)
+    return lambda values: np.asarray(sums(tf.constant(values, tf.float64)))
 
 
 def summing(context: ClusterContext) -> Callable[[tf.Tensor], tf.Tensor]:

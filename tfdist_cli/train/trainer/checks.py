@@ -14,10 +14,8 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.cluster.join import ClusterContext
-from tfdist_cli.train.data.comparison import is_same, sample
 from tfdist_cli.train.data.mismatch import found_in_step
-from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
-from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.data.pipeline import check_ends, checked
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.own_step.optimizers import overrides
@@ -172,31 +170,6 @@ def check_tasks_agree(config: TrainingConfig, engine: Engine) -> None:
                 f"the tasks disagree on {name}: it is {value} on this task and {chiefs:.0f} on the chief",
                 code="tasks-disagree",
                 hint="give tfdist.fit the same data and arguments on every task",
-            )
-
-
-def check_tasks_have_same_arrays(config: TrainingConfig, engine: Engine) -> None:
-    """Checks that tasks that divide arrays in memory have the same ones: each makes its own, and takes its shard.
-
-    Raises:
-        TrainingError: this task's arrays differ from the chief's.
-    """
-    tasks = int(engine.total(np.ones(1))[0])
-    if tasks == 1:
-        return
-    validation = config.validation.data if config.validation else None
-    for name, data in (("data to train on", config.divided), ("validation data", validation)):
-        if data is None or isinstance(data, PythonData):
-            continue
-        own = sample(checked(data, Shard(count=tasks)))
-        differs = not is_same(own, engine.total(own * engine.is_chief))
-        if engine.total(np.array([differs], np.float64))[0]:
-            raise TrainingError(
-                f"the tasks have different {name}: in another order, or made of other numbers, so their shards are not "
-                "parts of the same data",
-                code="arrays-differ",
-                hint="give what draws it a seed: keras.utils.set_random_seed(1) before it is made, or "
-                "train_test_split(..., random_state=1); data that each task is to have for itself needs share='copy'",
             )
 
 

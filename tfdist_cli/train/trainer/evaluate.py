@@ -11,6 +11,7 @@ import keras
 
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.cluster.join import join
+from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Shard, checked
 from tfdist_cli.train.engine.base import Engine, Rules
@@ -87,6 +88,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
         with context.strategy.scope():
             step.build(spec)
             engine = select_engine(context, step, spec, Rules())
+        check_same_arrays({"data to evaluate": function}, engine.total, is_chief=engine.is_chief)
         emit("state", state="evaluating")
         needs = CallbackNeeds.of_chief(engine, listed)
         own = listed if engine.is_chief else []

@@ -15,6 +15,7 @@ from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.cluster.data_service import DataService
 from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
+from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated, with_length
 from tfdist_cli.train.engine.base import Engine
@@ -33,7 +34,6 @@ from tfdist_cli.train.trainer.checks import (
     check_strategy_scope,
     check_targets,
     check_tasks_agree,
-    check_tasks_have_same_arrays,
     check_validation,
     data_errors_explained,
     warn_of_unused_optimizers,
@@ -308,7 +308,9 @@ def _schedule(config: TrainingConfig, engine: Engine, model: keras.Model, start:
         most = max(1, min(engine.max_steps_per_execution, MAX_UNROLLED_OPERATIONS // engine.operations()))
         size = auto_steps_per_execution(config.steps_per_epoch, sharers, most)
     check_tasks_agree(config, engine)
-    check_tasks_have_same_arrays(config, engine)
+    validation = config.validation.data if config.validation else None
+    divided = {"data to train on": config.divided, "validation data": validation}
+    check_same_arrays(divided, engine.total, is_chief=engine.is_chief)
     decided = engine.total(np.array([size, adapts], np.float64) * engine.is_chief)
     return Schedule(
         config.steps_per_epoch,
