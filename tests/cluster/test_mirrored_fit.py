@@ -14,7 +14,7 @@ def facts(module_cluster):
     """The results of a chief and a worker, by fact."""
     tasks = module_cluster(chief=1, worker=1)
     names = ["counts", "validation", "callbacks", "chiefs_callbacks", "untrained", "scored_batches"]
-    names += ["backup", "resumed", "refused", "wires", "overflow"]
+    names += ["backup", "resumed", "refused", "own_arrays", "wires", "overflow"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert tasks.leftover_processes() == []
@@ -96,6 +96,12 @@ def test_errors_of_a_training_have_codes(task, facts):
     assert re.search(r"(nan|inf) at step \d+ .*all workers", not_finite[1])
     assert outside[0] == "created-outside-scope"
     assert "'adam" in outside[1]
+
+
+def test_tasks_with_arrays_of_their_own_do_not_divide_them(facts):
+    (chiefs, chiefs_order), (workers, workers_order) = (facts[task]["own_arrays"] for task in TASKS)
+    assert chiefs == workers == ["arrays-differ"] * 4 + [None]
+    assert chiefs_order == workers_order != sorted(chiefs_order)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])

@@ -327,6 +327,34 @@ def refused():
     return errors
 
 
+def own_arrays():
+    """Calls with arrays of each task's own, and a training with a dataset function that permutes the same ones."""
+    own = X[np.random.default_rng().permutation(len(X))]
+    made_before = tf.data.Dataset.from_tensor_slices((own, Y)).batch(BATCH)
+    model, codes = build(), []
+    for call in (
+        lambda: tfdist.fit(model, own, Y),
+        lambda: tfdist.fit(model, X, Y, validation_data=made_before),
+        lambda: tfdist.evaluate(model, own, Y),
+        lambda: tfdist.predict(model, own),
+        lambda: tfdist.fit(model, own, Y, share="copy", verbose=0),
+    ):
+        try:
+            call()
+            codes.append(None)
+        except TfdistError as error:
+            codes.append(error.code)
+    seen = []
+
+    def permuted(shard):
+        seen.append(np.random.permutation(len(X)).tolist())
+        examples = tf.data.Dataset.from_tensor_slices((X[seen[-1]], Y[seen[-1]]))
+        return examples.shard(shard.count, shard.index).batch(BATCH)
+
+    tfdist.fit(build(), permuted, epochs=2)
+    return [codes, seen[-1]]
+
+
 def wires():
     """Test accuracy on digits, and the weights, by the type of the wire."""
     found = {}
@@ -377,6 +405,7 @@ FACTS = (
     broken_off,
     resumed,
     refused,
+    own_arrays,
     wires,
     overflow,
 )
