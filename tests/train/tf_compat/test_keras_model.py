@@ -58,6 +58,13 @@ def test_a_layer_with_the_trainer_is_a_model():
     assert not keras_model.is_model(3)
 
 
+def test_values_of_an_evaluation_are_listed_in_the_order_of_keras():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert keras_model.listed_logs(model, {"b": 2.0, "loss": 1.0, "a": 3.0}) == [1.0, 3.0, 2.0]
+    assert keras_model.listed_logs(model, {"loss": 1.0}) == 1.0
+
+
 def test_layers_at_any_depth():
     model = classifier()
     names = [type(layer).__name__ for layer in keras_model.layers_of(model)]

@@ -25,6 +25,31 @@ def test_metrics_equal_keras(given):
     assert metrics == pytest.approx(expected, rel=1e-5)
 
 
+class Outputs(keras.metrics.Metric):
+    """Has two values."""
+
+    def __init__(self):
+        super().__init__(name="outputs")
+        self.sum = self.add_weight(name="sum", initializer="zeros")
+        self.squares = self.add_weight(name="squares", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sum.assign_add(keras.ops.sum(y_pred))
+        self.squares.assign_add(keras.ops.sum(keras.ops.square(y_pred)))
+
+    def result(self):
+        return {"squares": self.squares, "a_sum": self.sum}
+
+
+@pytest.mark.slow
+def test_a_list_of_values_has_the_order_of_keras():
+    model, data = classifier(), classes(24)
+    model.compile("sgd", model.loss, metrics=[Outputs(), "accuracy"])
+    expected = model.evaluate(*data, verbose=0)
+    assert len(expected) == 4
+    assert tfdist.evaluate(model, data, return_dict=False) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_infinite_data_needs_a_number_of_batches():
     model, data = classifier(), classes(16)

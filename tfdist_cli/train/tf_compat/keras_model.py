@@ -73,6 +73,15 @@ def layers_are_built(model: keras.Model) -> bool:
     return all(layer.built for layer in layers_of(model) if layer is not model or has_own)
 
 
+def listed_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Returns what `evaluate` returns without `return_dict`: a list of values, or a single one.
+
+    Seen in Keras 3.15.1: `Trainer._flatten_metrics_in_order`. Reason: Keras has an order of its own for a metric with
+    several values. Replace with: a public function.
+    """
+    return model._flatten_metrics_in_order(logs)
+
+
 def seed_generators(layer: Any) -> list[Any]:
     """Returns the `keras.random.SeedGenerator`s of a layer, without those of the layers in it.
 

@@ -18,6 +18,7 @@ from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.tf_compat.keras_model import listed_logs
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, chief_requests
 from tfdist_cli.train.trainer.checks import (
@@ -99,7 +100,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
             engine.share_changes()
         if return_dict:
             return logs
-        return list(logs.values()) if len(logs) > 1 else next(iter(logs.values()), [])
+        return listed_logs(model, logs)
 
 
 class Watch:
