@@ -57,7 +57,7 @@ def trained(model, **given):
     return {
         "variables": [variable.numpy().astype(float).ravel().tolist() for variable in values],
         "history": history,
-        "rate": float(np.asarray(model.optimizer.learning_rate)),
+        "rate": float(model.optimizer.learning_rate),
         "copies": [_spread(variable) for variable in values],
     }
 
@@ -100,7 +100,7 @@ def exported():
         again = keras.models.load_model(f"{folder}/model.keras")
     given = np.asarray(model(X[:5]))
     own = [float(np.abs(other - given).max()) for other in (answers, np.asarray(again(X[:5])))]
-    return {"difference": own, "rate": float(np.asarray(again.optimizer.learning_rate))}
+    return {"difference": own, "rate": float(again.optimizer.learning_rate)}
 
 
 def resumed():

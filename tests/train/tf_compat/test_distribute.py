@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, parameter_server_strategy_v2
+from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist_cli.train.tf_compat import distribute
 from tfdist_cli.train.tf_compat.distribute import VariableMethods, updating
@@ -60,6 +61,21 @@ def test_what_made_a_model_an_optimizer_and_a_variable():
         assert distribute.strategy_of(before) is None
         assert before.distribute_strategy is strategy, "the public property says who made a model now"
     assert not hasattr(optimizer, "distribute_strategy")
+
+
+def test_mirrored_variables_become_numbers():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.5)
+    assert type(optimizer.iterations.value).__mro__[1].__module__.endswith("distribute.values")
+    for method in ("__float__", "__int__"):
+        assert method not in vars(DistributedVariable), "TensorFlow's class converts by itself now"
+    distribute.convert_variables_to_numbers()
+    try:
+        assert float(optimizer.learning_rate) == 0.5
+        assert int(optimizer.iterations) == 0
+    finally:
+        del DistributedVariable.__float__, DistributedVariable.__int__
 
 
 def merged_in_a_condition(strategy):

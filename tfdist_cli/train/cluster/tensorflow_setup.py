@@ -15,6 +15,7 @@ from tfdist_cli.train.cluster.gpus import has_library, log_missing_gpus
 from tfdist_cli.train.cluster.rendezvous import port_in_use
 from tfdist_cli.train.cluster.runtime import configure_runtime
 from tfdist_cli.train.tf_compat import eager_context
+from tfdist_cli.train.tf_compat.distribute import convert_variables_to_numbers
 
 _GPUS = "tfdist/gpus"
 log = logging.getLogger("tfdist")
@@ -89,6 +90,7 @@ def communication_options(wanted: Communication = "auto") -> tf.distribute.exper
 
 def mirrored_strategy() -> tf.distribute.Strategy:
     """Returns the strategy of one task on all its GPUs. `MirroredStrategy` always uses NCCL for several GPUs."""
+    convert_variables_to_numbers()
     gpus = len(tf.config.list_physical_devices("GPU"))
     options = communication_options() if gpus > 1 else None
     if options is None or options.implementation is tf.distribute.experimental.CommunicationImplementation.AUTO:
@@ -102,6 +104,7 @@ def mirrored_strategy() -> tf.distribute.Strategy:
 def multi_worker_strategy(environment: Environment) -> tf.distribute.Strategy:
     """Returns the strategy of several tasks, which TensorFlow's coordination service connects."""
     members = Counter(str(task.role) for task in environment.members)
+    convert_variables_to_numbers()
     leader = f"/job:{environment.chief.role}/replica:0/task:0"
     eager_context.configure_late_collectives(f"/job:{environment.task.role}/task:{environment.task.index}", leader)
     eager_context.configure_coordination_service(leader, dict(members), environment.start_timeout)

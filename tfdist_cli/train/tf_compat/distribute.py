@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist_cli.train.tf_compat.patching import replaced
 
@@ -83,6 +84,18 @@ def strategy_of(made: Any) -> tf.distribute.Strategy | None:
         if hasattr(made, name):
             return getattr(made, name)
     return None
+
+
+def convert_variables_to_numbers() -> None:
+    """Lets `float` and `int` convert variables of mirrored strategies, for the rest of the process.
+
+    So `float(model.optimizer.learning_rate)` in a callback has the same result with every strategy.
+
+    Seen in TensorFlow 2.21.0: `values.DistributedVariable`, which has no `__float__` and no `__int__`. Reason:
+    `keras.Variable` converts TensorFlow's variable. Replace with: nothing, once TensorFlow's class converts.
+    """
+    DistributedVariable.__float__ = lambda variable: float(variable.numpy())
+    DistributedVariable.__int__ = lambda variable: int(variable.numpy())
 
 
 def updates_apart(strategy: tf.distribute.Strategy) -> AbstractContextManager[None]:
