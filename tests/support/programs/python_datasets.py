@@ -36,13 +36,7 @@ def doubled(x, y):
 
 
 signature = tf.TensorSpec([4], tf.float32), tf.TensorSpec([1], tf.float32)
-data = (
-    tf.data.Dataset.from_generator(rows, output_signature=signature)
-    .shuffle(ROWS, SEED)
-    .batch(4)
-    .map(doubled)
-    .prefetch(2)
-)
+data = tf.data.Dataset.from_generator(rows, output_signature=signature).shuffle(ROWS, SEED).batch(4).map(doubled)
 scored = tf.data.Dataset.range(ROWS).map(
     lambda number: tf.py_function(lambda value: tf.cast(value, tf.float32)[None], [number], tf.float32)
 )
@@ -68,6 +62,7 @@ with tfdist.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     seen = [Seen("count", keras.ops.ones_like), Seen("sum", lambda y: y), Seen("squares", lambda y: y * y)]
     model.compile(keras.optimizers.SGD(1e-9), "mse", metrics=seen)
+data = data.prefetch(2)
 updates = None if sys.argv[1] == "mirrored" else tfdist.Updates(mode=sys.argv[1])
 history = tfdist.fit(model, data, epochs=3, validation_data=scored, updates=updates).history
 history.pop("loss"), history.pop("val_loss")

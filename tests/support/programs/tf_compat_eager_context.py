@@ -1,4 +1,4 @@
-"""The coordination service of a `MultiWorkerMirroredStrategy` with one task."""
+"""The coordination service of a `MultiWorkerMirroredStrategy` with one task, and what is older than the cluster."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import socket
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat import eager_context
+from tfdist_cli.train.tf_compat.data import recreated_on, replace_older_datasets
+from tfdist_cli.train.tf_compat.op_errors import is_of_older_resource
 
 OWN = "/job:chief/replica:0/task:0"
 
@@ -15,6 +17,9 @@ with socket.socket() as free:
     address = f"localhost:{free.getsockname()[1]}"
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"chief": [address]}, "task": {"type": "chief", "index": 0}})
 before = tf.constant(3.0)
+numbers = tf.data.Dataset.range(6).shuffle(6).map(lambda number: 2 * number)
+variable = tf.Variable(1.0)
+table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), -1)
 try:
     tf.distribute.MultiWorkerMirroredStrategy()
 except RuntimeError:
@@ -33,5 +38,16 @@ except tf.errors.OpError:
 else:
     raise AssertionError("a value that nobody stores")
 assert eager_context.answers(OWN, 5)
+
+replace_older_datasets(lambda older: recreated_on(older, "/device:CPU:0"))
+assert sorted(numbers.map(lambda number: number + 1).prefetch(1).as_numpy_iterator()) == [1, 3, 5, 7, 9, 11]
+assert sorted(numbers.as_numpy_iterator()) == [0, 2, 4, 6, 8, 10]
+for use in (variable.read_value, table.size):
+    try:
+        use()
+    except tf.errors.OpError as error:
+        assert is_of_older_resource(error), error
+    else:
+        raise AssertionError("a variable or a table can be used under the new name of the task")
 print("done", flush=True)
 os._exit(0)  # the service would wait for a task that has left

@@ -145,10 +145,6 @@ def test_a_shard_of_an_order_that_each_task_draws(dataset, drawn):
     assert data.is_sharded_after_a_draw(dataset) == drawn
 
 
-def test_a_pipeline_without_a_cluster_is_not_older_than_it():
-    assert not data.is_older_than_cluster(NUMBERS.map(abs).batch(2))
-
-
 def read(iterator, count, allow):
     @tf.function(autograph=False)
     def total():

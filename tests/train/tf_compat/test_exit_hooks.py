@@ -69,3 +69,17 @@ def _run(program):
     argv = [sys.executable, "-S", "-c", program, exit_hooks.__file__]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stdout.split("\n")[:-1]
+
+
+HINT = """
+from tfdist_cli.train.tf_compat import exit_hooks
+exit_hooks.hint_at_errors(lambda error: "a hint" if isinstance(error, ValueError) else None)
+raise {}
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 prints no notes")
+@pytest.mark.parametrize(("error", "last"), [("ValueError(1)", "hint: a hint"), ("KeyError(1)", "KeyError: 1")])
+def test_an_error_that_is_not_caught_has_a_hint(error, last):
+    ended = subprocess.run([sys.executable, "-c", HINT.format(error)], capture_output=True, text=True, timeout=60)
+    assert ended.stderr.splitlines()[-1] == last

@@ -1,9 +1,11 @@
 """SIGTERM within an evaluation ends it between two executions; the training saves its state and resumes there."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -14,7 +16,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import batches, classes, classifier
 from tfdist_cli.train.model import evaluation
-from tfdist_cli.train.trainer.sigterm import Terminated
+from tfdist_cli.train.trainer.sigterm import SigtermRequest, Terminated
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +61,17 @@ def trained(folder, validation, *callbacks):
         checkpoints=tfdist.Checkpoints(folder, every_seconds=3600),
     )
     return model, history
+
+
+def test_sigterm_ends_a_process_that_was_forked_during_the_training():
+    with SigtermRequest() as request:
+        forked = multiprocessing.get_context("fork").Process(target=threading.Event().wait, daemon=True)
+        forked.start()
+        forked.terminate()
+        forked.join(60)
+        assert forked.exitcode == -signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.is_received()
 
 
 @pytest.mark.parametrize("each_batch", [False, True])

@@ -48,6 +48,7 @@ from tfdist_cli.train.cluster.tensorflow_setup import (
     tensorflow_server,
 )
 from tfdist_cli.train.data.parquet import register as register_readers
+from tfdist_cli.train.data.pipeline import make_older_datasets_again
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
@@ -166,9 +167,20 @@ def join(
         configure(environment)
         keep_alive.watch(environment.addresses.values())
         _joined = _create_context(environment)
+        make_older_datasets_again()
+        exit_hooks.hint_at_errors(_hint_of)
         if not environment.task.traits.evaluates:
             data_service.watch(environment, lost)
     return _joined
+
+
+def _hint_of(error: BaseException) -> str | None:
+    if not is_of_older_resource(error):
+        return None
+    return (
+        "a table or a variable, such as a StringLookup's, was made before this task joined its cluster: make it under "
+        "`with tfdist.scope():`, or call tfdist.is_chief() first"
+    )
 
 
 def scope(

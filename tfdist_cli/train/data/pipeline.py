@@ -18,9 +18,9 @@ from tfdist_cli.train.tf_compat.data import (
     calls_python,
     draws_an_order,
     draws_in_functions,
-    is_older_than_cluster,
     is_sharded_after_a_draw,
     recreated_on,
+    replace_older_datasets,
 )
 from tfdist_cli.train.tf_compat.eager_context import remote_caller
 from tfdist_cli.train.tf_compat.op_errors import shortened
@@ -357,7 +357,7 @@ class DatasetShards:
         elif shard.count > 1 and draws_an_order(self.dataset):
             whole = _in_one_order(self.dataset)
         else:
-            whole = known_here(self.dataset)
+            whole = self.dataset
         return _after(shard.step, whole.shard(shard.count, shard.index))
 
 
@@ -376,23 +376,19 @@ def _in_one_order(data: tf.data.Dataset) -> tf.data.Dataset:
         )
 
 
-def known_here(data: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset of this task, made again if it is older than the task's place in its cluster.
+def make_older_datasets_again() -> None:
+    """Lets the program use datasets that it made before this task got its name in the cluster.
 
-    A task has another name since it joined: TensorFlow would find neither the dataset's device nor its functions.
-
-    Raises:
-        TrainingError: an older dataset uses a table or a variable.
+    Using one raises a `TrainingError` if it uses a table or a variable.
     """
-    if not is_older_than_cluster(data):
-        return data
-    with tf.device(_HERE):
-        return _made_again(
-            data,
+    replace_older_datasets(
+        lambda older: _made_again(
+            older,
             _HERE,
             "the dataset is older than the cluster and uses a table or a variable, such as a StringLookup's",
             "call tfdist.is_chief() before you make the layer and the dataset, or use the layer in the model",
         )
+    )
 
 
 def _device_of_remote_call() -> str | None:

@@ -27,7 +27,6 @@ from tfdist_cli.train.data.pipeline import (
     cardinality,
     checked,
     is_endless,
-    known_here,
     pass_seed,
     until_empty,
 )
@@ -567,17 +566,9 @@ def source_of(data: Any, class_weight: Any, *, shuffle: bool) -> Source:
 
 
 def read_by_chief(dataset: tf.data.Dataset) -> PythonData:
-    """Returns a dataset as data that only this process reads.
-
-    A dataset that is older than the process's place in its cluster is made again: TensorFlow finds neither its device
-    nor its functions.
-
-    Raises:
-        TrainingError: an older dataset uses a table or a variable.
-    """
-    own = known_here(dataset)
-    endless = is_endless(lambda _: own, Shard())
-    return PythonData(PassesSource(own.element_spec, cardinality(own), own.__iter__, endless=endless))
+    """Returns a dataset as data that only this process reads."""
+    endless = is_endless(lambda _: dataset, Shard())
+    return PythonData(PassesSource(dataset.element_spec, cardinality(dataset), dataset.__iter__, endless=endless))
 
 
 _open: weakref.WeakSet[_Reading] = weakref.WeakSet()

@@ -16,6 +16,7 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.experimental.ops import data_service_ops
+from tensorflow.python.data.ops.dataset_ops import DatasetV2
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
 from tensorflow.python.ops import script_ops
 
@@ -42,6 +43,9 @@ _DRAWS_NUMBERS = {
 }
 """Operations with attributes `seed` and `seed2`, both 0 without a seed."""
 _IN_ANY_ORDER = "false"
+_HERE = "/device:CPU:0"
+_WITHOUT_CLUSTER = "localhost"
+"""The job of a process that has not joined a cluster."""
 _SHARD = "_ShardDataset"
 _SLICES = "_TensorSliceDataset"
 _MADE_FROM = "_made_from"
@@ -293,14 +297,36 @@ def is_sharded_after_a_draw(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def is_older_than_cluster(dataset: tf.data.Dataset) -> bool:
-    """Whether a part of a dataset of this process was made before the process had a place in its cluster.
+def replace_older_datasets(make: Callable[[tf.data.Dataset], tf.data.Dataset]) -> None:
+    """Replaces each dataset that is older than the process's place in its cluster by a new one, when it is used.
 
-    Seen in TensorFlow 2.21.0: `DatasetV2._variant_tensor`. Reason: a dataset does not publish its device. Replace with:
-    a public property.
+    A process has another name since it joined its cluster: TensorFlow finds neither the dataset's device nor its
+    functions.
+
+    Seen in TensorFlow 2.21.0: `DatasetV2._variant_tensor`, which each use of a dataset reads, `_variant_tensor_attr`,
+    and the name of the job of a process without a cluster. Reason: a program may use datasets everywhere. Replace with:
+    a runtime whose devices keep their names.
+
+    Args:
+        make: makes such a dataset again, on the current device.
     """
-    here = tf.DeviceSpec.from_string(tf.zeros([]).device).job
-    return any(tf.DeviceSpec.from_string(part._variant_tensor.device).job != here for part in transformations(dataset))
+
+    being_made: set[int] = set()
+
+    def variant(dataset: Any) -> Any:
+        own, key = dataset._variant_tensor_attr, id(dataset)
+        older = not tf.is_symbolic_tensor(own) and tf.DeviceSpec.from_string(own.device).job == _WITHOUT_CLUSTER
+        if not older or key in being_made:
+            return own
+        being_made.add(key)
+        try:
+            with tf.init_scope(), tf.device(_HERE):
+                dataset._variant_tensor_attr = make(dataset)._variant_tensor_attr
+        finally:
+            being_made.remove(key)
+        return dataset._variant_tensor_attr
+
+    DatasetV2._variant_tensor = property(variant)
 
 
 def _for_any_host(graph: tf.Tensor) -> tf.Tensor:

@@ -51,6 +51,23 @@ def exit_code_of(kind: type[BaseException], code: int, text: Callable[[Any], str
     sys.excepthook = show
 
 
+def hint_at_errors(hint_of: Callable[[BaseException], str | None]) -> None:
+    """Adds a hint to an error of TensorFlow that the program does not catch. Python prints it since version 3.11.
+
+    Args:
+        hint_of: returns the hint; None if there is none.
+    """
+    shown = sys.excepthook
+
+    def show(raised: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        hint = hint_of(error)
+        if hint and sys.version_info >= (3, 11):
+            error.add_note(f"hint: {hint}")
+        shown(raised, error, frames)
+
+    sys.excepthook = show
+
+
 @atexit.register
 def _exit() -> None:
     """Runs after functions that were registered later; those of the program are, unless it imports tfdist last."""

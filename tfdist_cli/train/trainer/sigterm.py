@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -52,11 +53,24 @@ class SigtermRequest:
 
     def __exit__(self, *_: object) -> None:
         _active.remove(self)
+        self.restore()
+
+    def restore(self) -> None:
+        """Restores the handler from before the context."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._received.set()
+
+
+def _restore_in_child() -> None:
+    """Lets SIGTERM end a process that is forked during the training, such as one of a `multiprocessing.Pool`."""
+    for request in reversed(_active):
+        request.restore()
+
+
+os.register_at_fork(after_in_child=_restore_in_child)
 
 
 def termination_requested() -> bool:
