@@ -50,6 +50,7 @@ from tfdist_cli.train.cluster.tensorflow_setup import (
 from tfdist_cli.train.data.parquet import register as register_readers
 from tfdist_cli.train.data.pipeline import make_older_datasets_again
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
+from tfdist_cli.train.tf_compat.op_errors import is_of_older_resource
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
 from tfdist_cli.train.variables.stages import CHIEF_DEVICE, Stages

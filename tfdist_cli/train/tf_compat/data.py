@@ -310,12 +310,13 @@ def replace_older_datasets(make: Callable[[tf.data.Dataset], tf.data.Dataset]) -
     Args:
         make: makes such a dataset again, on the current device.
     """
-
+    if _job(tf.zeros([])) == _WITHOUT_CLUSTER:
+        return
     being_made: set[int] = set()
 
     def variant(dataset: Any) -> Any:
         own, key = dataset._variant_tensor_attr, id(dataset)
-        older = not tf.is_symbolic_tensor(own) and tf.DeviceSpec.from_string(own.device).job == _WITHOUT_CLUSTER
+        older = not tf.is_symbolic_tensor(own) and _job(own) == _WITHOUT_CLUSTER
         if not older or key in being_made:
             return own
         being_made.add(key)
@@ -327,6 +328,10 @@ def replace_older_datasets(make: Callable[[tf.data.Dataset], tf.data.Dataset]) -
         return dataset._variant_tensor_attr
 
     DatasetV2._variant_tensor = property(variant)
+
+
+def _job(tensor: tf.Tensor) -> str | None:
+    return tf.DeviceSpec.from_string(tensor.device).job
 
 
 def _for_any_host(graph: tf.Tensor) -> tf.Tensor:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _active: list[SigtermRequest] = []
 """Those whose context this process is in: at most one."""
+_forking = threading.local()
+"""`mask`: the signals that a thread blocked before it began to fork."""
 
 
 class Terminated(TfdistError):
@@ -64,13 +66,23 @@ class SigtermRequest:
         self._received.set()
 
 
+def _block() -> None:
+    """Blocks SIGTERM in the thread that forks: Python drops what a child receives until its handlers are restored."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _restore_in_child() -> None:
     """Lets SIGTERM end a process that is forked during the training, such as one of a `multiprocessing.Pool`."""
     for request in reversed(_active):
         request.restore()
+    _unblock()
 
 
-os.register_at_fork(after_in_child=_restore_in_child)
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)
 
 
 def termination_requested() -> bool:
