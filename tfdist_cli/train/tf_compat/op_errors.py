@@ -10,8 +10,6 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import tensorflow as tf
-
 _HEADER = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line \d+, in .+\n(?:    .*\n)*\n?')
 _LAST = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\n")
@@ -127,7 +125,7 @@ def is_of_older_resource(error: BaseException) -> bool:
     Seen in TensorFlow 2.21.0: the texts of these errors. Reason: they have no class or code of their own. Replace with:
     a runtime whose devices keep their names.
     """
-    return isinstance(error, tf.errors.OpError) and any(text in str(error) for text in _OLDER_RESOURCE)
+    return any(text in str(error) for text in _OLDER_RESOURCE)
 
 
 def is_ours(filename: str) -> bool:
