@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
@@ -18,6 +20,7 @@ with socket.socket() as free:
     address = f"localhost:{free.getsockname()[1]}"
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"chief": [address]}, "task": {"type": "chief", "index": 0}})
 before = tf.constant(3.0)
+shared = tf.data.Dataset.range(6).map(lambda number: 3 * number)
 numbers = tf.data.Dataset.range(6).shuffle(6).map(lambda number: 2 * number)
 variable = tf.Variable(1.0)
 table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), -1)
@@ -43,6 +46,28 @@ assert eager_context.answers(OWN, 5)
 replace_older_datasets(lambda older: recreated_on(older, "/device:CPU:0"))
 assert sorted(numbers.map(lambda number: number + 1).prefetch(1).as_numpy_iterator()) == [1, 3, 5, 7, 9, 11]
 assert sorted(numbers.as_numpy_iterator()) == [0, 2, 4, 6, 8, 10]
+
+begun, used = threading.Event(), threading.Event()
+
+
+def made_again(older):
+    begun.set()
+    used.wait(0.5)  # another thread uses the dataset meanwhile, and waits until it is made
+    return recreated_on(older, "/device:CPU:0")
+
+
+def use_meanwhile():
+    begun.wait()
+    try:
+        return list(shared.as_numpy_iterator())
+    finally:
+        used.set()
+
+
+replace_older_datasets(made_again)
+with ThreadPoolExecutor(1) as thread:
+    meanwhile = thread.submit(use_meanwhile)
+    assert list(shared.as_numpy_iterator()) == meanwhile.result() == [0, 3, 6, 9, 12, 15]
 for use in (variable.read_value, table.size):
     with pytest.raises(tf.errors.OpError) as failed:
         use()

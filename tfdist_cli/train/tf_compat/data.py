@@ -5,6 +5,7 @@ What a pipeline is made of, how one is moved to another task, and what Keras mak
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -313,19 +314,24 @@ def replace_older_datasets(make: Callable[[tf.data.Dataset], tf.data.Dataset]) -
     if _job(tf.zeros([])) == _WITHOUT_CLUSTER:
         return
     being_made: set[int] = set()
+    lock = threading.RLock()  # a dataset may be used by several threads; the one that makes it again reads the old one
+
+    def is_older(own: Any) -> bool:
+        return not tf.is_symbolic_tensor(own) and _job(own) == _WITHOUT_CLUSTER
 
     def variant(dataset: Any) -> Any:
-        own, key = dataset._variant_tensor_attr, id(dataset)
-        older = not tf.is_symbolic_tensor(own) and _job(own) == _WITHOUT_CLUSTER
-        if not older or key in being_made:
-            return own
-        being_made.add(key)
-        try:
-            with tf.init_scope(), tf.device(_HERE):
-                dataset._variant_tensor_attr = make(dataset)._variant_tensor_attr
-        finally:
-            being_made.remove(key)
-        return dataset._variant_tensor_attr
+        key = id(dataset)
+        if not is_older(dataset._variant_tensor_attr):
+            return dataset._variant_tensor_attr
+        with lock:
+            if key not in being_made and is_older(dataset._variant_tensor_attr):
+                being_made.add(key)
+                try:
+                    with tf.init_scope(), tf.device(_HERE):
+                        dataset._variant_tensor_attr = make(dataset)._variant_tensor_attr
+                finally:
+                    being_made.remove(key)
+            return dataset._variant_tensor_attr
 
     DatasetV2._variant_tensor = property(variant)
 
