@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tfdist_cli as tfdist
 
+tf.config.experimental.enable_op_determinism()  # as programs do that are to be repeatable
 out = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 ROWS = 96
 passes = []

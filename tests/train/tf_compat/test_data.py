@@ -1,12 +1,14 @@
 """`tf.data`: what is private is there, and the public way still does not do."""
 
 import inspect
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator import values
+from tensorflow.python.framework import config
 
 from tests.support.python_data import Rows, fake_torch, generated
 from tfdist_cli.train.tf_compat import data
@@ -234,3 +236,19 @@ def test_arrays_in_memory():
     assert [tensor.numpy().tolist() for tensor in data.sliced_arrays(again)] == [x.tolist(), y.tolist()]
     assert data.sliced_arrays(tf.data.Dataset.range(3)) == []
     assert data.sliced_arrays(tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]]))) == []
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_clock_is_read_with_deterministic_operations_too(deterministic):
+    seconds = tf.function(lambda: data.clock() + 0.0, autograph=False)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    try:
+        before = time.time()
+        assert before <= seconds().numpy() <= time.time()
+        assert data.clock().shape == []
+        if deterministic:
+            with pytest.raises(tf.errors.FailedPreconditionError):
+                tf.timestamp()
+    finally:
+        config.disable_op_determinism()

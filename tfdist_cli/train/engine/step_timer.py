@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.tf_compat.data import clock
 
 
 class StepTimer:
@@ -145,4 +146,4 @@ def time_of(*results: Any) -> tf.Tensor:
 
 def _time(ends: list[Any]) -> tf.Tensor:
     with tf.control_dependencies(ends):
-        return unordered(tf.timestamp())
+        return unordered(clock())

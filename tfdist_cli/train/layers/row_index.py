@@ -35,6 +35,7 @@ from tfdist_cli.train.layers.row_keys import (
     written,
 )
 from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.tf_compat.data import clock
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
 from tfdist_cli.train.tf_compat.variables import after_assignments
 from tfdist_cli.train.variables.changed_rows import keep_marks, mark_all, marked, take_marks
@@ -492,7 +493,7 @@ class RowIndex:
 
 def _now() -> tf.Tensor:
     """Microseconds since 1970, int64."""
-    return tf.cast(tf.timestamp() * 1e6, tf.int64)
+    return tf.cast(clock() * 1e6, tf.int64)
 
 
 def _is_shared() -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors, values
+from tfdist_cli.train.tf_compat.data import clock
 
 ParameterReader = Callable[[Any], tuple[Tensors, ParameterScope]]
 """Takes a batch; returns the values of the parameters for it, and the scope in which the model uses them."""
@@ -90,7 +91,7 @@ class _Loop:
     ) -> list[tf.Tensor]:
         """See `evaluation_function`."""
         before, *counted = counts
-        begun = tf.timestamp()
+        begun = clock()
 
         def next_if(wanted: tf.Tensor) -> Any:
             none = partial(tf.experimental.Optional.empty, iterator.element_spec)
@@ -106,7 +107,7 @@ class _Loop:
             index = tf.cast(done - before - 1, tf.int32)
             history = tuple(results.write(index, self._packed(done, metrics, own)) for results in history)
             with tf.control_dependencies([done, *metrics]):
-                in_time = tf.timestamp() < begun + EXECUTION_SECONDS
+                in_time = clock() < begun + EXECUTION_SECONDS
             following = next_if(tf.logical_and(in_time, tf.logical_or(limit < 0, done < limit)))
             return [following, in_time, done, metrics, own, *history]
 

@@ -13,6 +13,8 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator, coordi
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 from tensorflow.python.eager import cancellation
 
+from tfdist_cli.train.tf_compat.data import clock
+
 _FUNCTIONS_PER_DEVICE = 8
 """Entries reserved for each device: more than twice the number that was seen (3 for each worker)."""
 log = logging.getLogger("tfdist")
@@ -293,6 +295,6 @@ def _register_on(devices: Sequence[str]) -> None:
     def without_effect() -> None:
         for device in devices:
             with tf.device(device):
-                tf.timestamp()  # TensorFlow does not remove it
+                clock()  # TensorFlow does not remove it
 
     without_effect.get_concrete_function()()  # TensorFlow warns of functions that are traced at each call

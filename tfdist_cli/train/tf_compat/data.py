@@ -6,9 +6,11 @@ What a pipeline is made of, how one is moved to another task, and what Keras mak
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter, is_grain_dataset, is_torch_dataloader
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -19,11 +21,13 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.data.ops.dataset_ops import DatasetV2
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
+from tensorflow.python.framework import config
 from tensorflow.python.ops import script_ops
 
 _CALLS_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _IN_EVERY_PROCESS = "tfdist-"
 """The beginning of the names of functions that every process of a cluster knows."""
+_CLOCK = "clock"
 _registered: dict[str, Callable[..., Any]] = {}
 _SHUFFLES = {"_ShuffleDataset", "_ShuffleAndRepeatDataset"}
 _SEEDS = {"ShuffleDatasetV3": (2, 3, 4), "ShuffleAndRepeatDatasetV2": (2, 3, 5)}
@@ -148,6 +152,23 @@ def call_registered(name: str, argument: tf.Tensor, dtype: tf.DType) -> tf.Tenso
     """
     (result,) = tf.raw_ops.PyFunc(input=[argument], token=f"{_IN_EVERY_PROCESS}{name}", Tout=[dtype])
     return result
+
+
+def clock() -> tf.Tensor:
+    """Returns the seconds since 1970 by the clock of the device, float64.
+
+    Seen in TensorFlow 2.21.0: `config.is_op_determinism_enabled`, also by the variable `TF_DETERMINISTIC_OPS`;
+    `tf.timestamp` then fails. Reason: the setting has no public getter, and tfdist measures how long steps take.
+    Replace with: an operation that reads the clock with deterministic operations, too.
+    """
+    if not config.is_op_determinism_enabled():
+        return tf.timestamp()
+    seconds = call_registered(_CLOCK, tf.constant(0), tf.float64)
+    seconds.set_shape([])
+    return seconds
+
+
+register_python(_CLOCK, lambda _: np.float64(time.time()))
 
 
 def in_random_order(dataset: tf.data.Dataset) -> bool:

@@ -23,6 +23,7 @@ from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepSt
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.tf_compat.control_flow import after, in_rows
+from tfdist_cli.train.tf_compat.data import clock
 
 _Carried = tuple[OnEachPs, Tensors]
 """What a worker carries from step to step: its `LockstepState` on each ps, and the last token that it has received
@@ -128,7 +129,7 @@ class LockstepFunctions:
             What it carries: its packed `LockstepState`, on itself, and the last token that it has received from each
             ps but the leader.
         """
-        microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)  # other than those of the worker's earlier functions
+        microseconds = tf.cast(clock() * 1e6, tf.int64)  # other than those of the worker's earlier functions
         leader, none_yet = self.devices[0], [-1, _IN_CHUNK]
         with tf.device(leader):
             restarts = token_queues.restarts(handles["started"][0], first)
