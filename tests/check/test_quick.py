@@ -20,7 +20,13 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture
-def found(tmp_path):
+def fixes():
+    """The fixes of what was found last."""
+    return []
+
+
+@pytest.fixture
+def found(tmp_path, fixes):
     """Returns codes and places of the findings of a module in a cluster with two workers."""
 
     def of(text, *overrides, environ=None):
@@ -31,7 +37,8 @@ def found(tmp_path):
             "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\nrecipe: one.yaml\n"
         )
         environ = {"KERAS_HOME": str(tmp_path)} if environ is None else environ
-        findings = quick_findings(*load_run(cluster, None, overrides), environ)
+        findings = list(quick_findings(*load_run(cluster, None, overrides), environ))
+        fixes[:] = [each.fix for each in findings]
         return [(each.code, each.place.removeprefix(f"{tmp_path}/")) for each in findings]
 
     return of
@@ -45,6 +52,11 @@ def test_an_import_that_is_missing(found, tmp_path):
     text = "import numpy\nfrom nowhere.at_all import x\nimport beside\n" + GOOD
     (tmp_path / "beside.py").write_text("")
     assert found(text) == [("missing-import", "one.py:2")]
+
+
+def test_an_import_by_the_name_of_the_command(found, fixes):
+    assert found("import tfdist\n" + GOOD) == [("missing-import", "one.py:1")]
+    assert "tfdist_cli" in fixes[0]
 
 
 def test_other_hosts_have_other_packages_and_settings(found):

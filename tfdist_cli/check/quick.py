@@ -86,5 +86,7 @@ def _import_findings(source: ModuleSource, recipe: Recipe, folders: Sequence[str
                 level="error",
                 place=f"{source.path}:{line}",
                 message=f"the recipe's module imports {name!r}, which is not installed here",
-                fix=f"install the package that has the module {name}, or put {name}.py beside the recipe",
+                fix="write `import tfdist_cli as tfdist`: tfdist_cli is the name of the package"
+                if name == "tfdist"
+                else f"install the package that has the module {name}, or put {name}.py beside the recipe",
             )

@@ -244,6 +244,20 @@ def test_lack_of_memory_has_its_hint(played, error, lines, oom_killed):
     assert job.report.failures[0].code == job.report.code == "out-of-memory"
 
 
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (None, "ModuleNotFoundError: No module named 'tfdist'", "wrong-import"),
+        (None, "ModuleNotFoundError: No module named 'tfdist_cli'", "task-failed"),
+        ({"type": "ModuleNotFoundError", "message": "No module named 'tfdist'"}, "", "wrong-import"),
+    ],
+)
+def test_the_name_of_the_package_is_the_hint_at_the_commands_name(played, error, line, code):
+    job = played(CHIEF).at(1, *([record(CHIEF, "error", **error)] if error else []), Output(CHIEF, "stderr", (line,)))
+    (failure,) = job.at(2, Exited(CHIEF, 1)).report.failures
+    assert (failure.code, bool(failure.hint)) == (code, code == "wrong-import")
+
+
 def test_the_log_that_reports_most(tmp_path):
     logs = TaskLogs(lambda _: tmp_path)
     folder = logs.begin(PS, 1)

@@ -23,9 +23,11 @@ _NO_NETWORK = re.compile(
 )
 """What libraries report when there is only the loopback network."""
 _MEMORY_ERROR = re.compile(r"(\w+\.)*_?(Array)?MemoryError\b")  # of Python itself, and of NumPy
+_OTHER_NAME = re.compile(r"ModuleNotFoundError: No module named 'tfdist'$")
 _HINTS = {
     "out-of-memory": "use less memory per task (a smaller batch_size, embedding tables on more ps), run fewer tasks on "
     "this machine, or use one with more memory",
+    "wrong-import": "write `import tfdist_cli as tfdist`: tfdist_cli is the name of the package",
     "no-network": "the tasks' private network reaches no other host: set 'network: host' if the recipe needs one",
 }
 
@@ -338,6 +340,8 @@ def make_failure(name: TaskId, state: JobState, snapshot: RunSnapshot, logs: Tas
         reason, seconds, code = describe_exit(task), task.failed_at, str(error.get("code") or "")
     if not code and _is_out_of_memory(task, kind, message, lines):
         code = "out-of-memory"
+    elif not code and any(_OTHER_NAME.match(text) for text in (f"{kind}: {message}", *lines)):
+        code = "wrong-import"
     elif not code and snapshot.private and any(_NO_NETWORK.search(text) for text in (message, traceback, *lines)):
         code = "no-network"
     return Failure(

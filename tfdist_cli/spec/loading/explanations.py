@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -186,7 +187,7 @@ def _purpose(path: KeyPath, model: type[SpecModel]) -> str:
     values = [repr(value) for value in get_args(field.annotation) if isinstance(value, str)]
     if values:
         return f"expected {either(values)}"
-    description = (field.description or "").split(".")[0].replace("`", "")
+    description = " ".join(re.split(r"\.(?:\s|$)", field.description or "")[0].split()).replace("`", "")
     return f"expected {description[:1].lower()}{description[1:]}"
 
 

@@ -29,7 +29,8 @@ def read_text(path: Path, place: Place) -> str:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise _error(place, "no such file", code="no-such-file", hint=_hint(path)) from None
+        missing = f"is a link to {path.readlink()}, which does not exist" if path.is_symlink() else "no such file"
+        raise _error(place, missing, code="no-such-file", hint=_hint(path)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _error(place, f"cannot be read: {reason}", code="unreadable-file") from None
@@ -50,7 +51,7 @@ def _hint(path: Path) -> str | None:
     """Suggests the YAML files of the folder."""
     folder = path if path.is_dir() else path.parent
     try:
-        names = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+        names = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.exists())
     except (OSError, ValueError):
         return None
     stems = {Path(name).stem: name for name in names}
