@@ -80,13 +80,19 @@ def _backend_findings(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[
 
 def _import_findings(source: ModuleSource, recipe: Recipe, folders: Sequence[str]) -> Iterator[Finding]:
     for name, line in source.imported:
-        if name not in _CHECKED_BEFORE and find_top_module(name, recipe, folders) is None:
+        if name == "tfdist" and find_top_module(name, recipe, folders) is None:
+            yield Finding(
+                code="wrong-import",
+                level="error",
+                place=f"{source.path}:{line}",
+                message="the recipe's module imports 'tfdist', which is the name of the command",
+                fix="write `import tfdist_cli as tfdist`: tfdist_cli is the name of the package",
+            )
+        elif name not in _CHECKED_BEFORE and find_top_module(name, recipe, folders) is None:
             yield Finding(
                 code="missing-import",
                 level="error",
                 place=f"{source.path}:{line}",
                 message=f"the recipe's module imports {name!r}, which is not installed here",
-                fix="write `import tfdist_cli as tfdist`: tfdist_cli is the name of the package"
-                if name == "tfdist"
-                else f"install the package that has the module {name}, or put {name}.py beside the recipe",
+                fix=f"install the package that has the module {name}, or put {name}.py beside the recipe",
             )

@@ -38,9 +38,10 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     assert refused(tmp_path / "no" / "x.yaml") == ("no-such-file", None)
 
 
-def test_a_link_to_a_missing_file_is_not_its_own_hint(tmp_path):
+def test_a_link_to_a_missing_file(tmp_path):
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone.yaml")
-    assert refused(tmp_path / "cluster.yaml") == ("no-such-file", None)
+    assert refused(tmp_path / "cluster.yaml") == ("broken-link", None)
+    assert refused(tmp_path / "clutser.yaml") == ("no-such-file", None), "the link is no better"
 
 
 def test_a_directory(tmp_path):

@@ -29,8 +29,10 @@ def read_text(path: Path, place: Place) -> str:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        missing = f"is a link to {path.readlink()}, which does not exist" if path.is_symlink() else "no such file"
-        raise _error(place, missing, code="no-such-file", hint=_hint(path)) from None
+        if path.is_symlink():
+            message = f"is a link to {path.readlink()}, which does not exist"
+            raise _error(place, message, code="broken-link") from None
+        raise _error(place, "no such file", code="no-such-file", hint=_hint(path)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _error(place, f"cannot be read: {reason}", code="unreadable-file") from None
