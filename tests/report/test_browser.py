@@ -28,6 +28,7 @@ document.title = JSON.stringify({
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(5, 4)
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])

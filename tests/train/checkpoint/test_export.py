@@ -205,11 +205,25 @@ def require_libraries(form):
         pytest.importorskip(library)
 
 
+TO_CONVERT = [(functional, "int8"), (sequential, None), (Subclassed, None)]
+
+
 @pytest.mark.slow
 @pytest.mark.rotates(3)
-@pytest.mark.parametrize(("build", "quantize"), [(functional, "int8"), (sequential, None), (Subclassed, None)])
-@pytest.mark.parametrize("form", CONVERTED)
+@pytest.mark.parametrize(("build", "quantize"), TO_CONVERT)
+@pytest.mark.parametrize("form", ["onnx", "litert"])
 def test_a_converted_model_predicts_as_the_model_does(form, build, quantize, tmp_path):
+    compare_converted(form, build, quantize, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(5, 4)
+@pytest.mark.parametrize(("build", "quantize"), TO_CONVERT)
+def test_openvino_predicts_as_the_model_does(build, quantize, tmp_path):
+    compare_converted("openvino", build, quantize, tmp_path)
+
+
+def compare_converted(form, build, quantize, tmp_path):
     require_libraries(form)
     model = trained(build, X)
     path = tfdist.export(model, tmp_path / "out", format=form, quantize=quantize)
@@ -220,7 +234,7 @@ def test_a_converted_model_predicts_as_the_model_does(form, build, quantize, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "openvino"])
+@pytest.mark.parametrize("form", ["onnx", pytest.param("openvino", marks=pytest.mark.rotates(5, 4))])
 def test_an_operation_that_a_format_lacks_is_an_error(form, tmp_path):
     require_libraries(form)
     with raises(ResultNotSaved, "export-not-converted"):
