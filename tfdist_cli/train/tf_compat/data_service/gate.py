@@ -1,0 +1,100 @@
+"""How a process ends the sources of the pipelines that it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
+
+from tfdist_cli.train.tf_compat.data import call_registered
+
+_MANY = 2**40
+_DATASET = re.compile(r".*Dataset(V\d+)?")
+_CHOICE = "DirectedInterleaveDataset"
+_TYPES = ("output_types", "Toutput_types")
+"""The attributes by which operations name the types of their dataset's elements."""
+
+
+def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
+    """Lets a process that runs a pipeline end the sources of it, before it takes their next element.
+
+    Every source of the dataset ends as soon as the function that the process has registered as `name` returns True, see
+    `register_python`. What the source has returned before passes through the rest of the pipeline as at any end.
+
+    Each element of a source is chosen by an element of another dataset, which ends with the function. `take_while` after
+    the source would not do: it takes an element, and drops it.
+
+    Seen in TensorFlow 2.21.0: `coordinator.values.serialize_dataset_to_graph`, `deserialize_dataset_from_graph`; the
+    operations of sources have no input that is a dataset, and name the types and shapes of their elements in
+    `output_types` or `Toutput_types`, and `output_shapes`. Reason: a dataset's inputs cannot be replaced. Replace with:
+    a public way to drain a worker of `tf.data`'s service.
+    """
+    graph = _parsed(dataset)
+    gate = _parsed(tf.data.Dataset.choose_from_datasets([tf.data.Dataset.range(1)], _open(name)))
+    for source in list(_sources(graph)):
+        _put_before_readers(graph, gate, source)
+    graph.library.MergeFrom(gate.library)
+    again = deserialize_dataset_from_graph(tf.constant(graph.SerializeToString()), dataset.element_spec)
+    again._made_from = dataset  # which keeps its tables
+    return again.with_options(dataset.options())
+
+
+@tf.autograph.experimental.do_not_convert
+def _open(name: str) -> tf.data.Dataset:
+    """A dataset of zeros that ends once the function returns True."""
+    zeros = tf.data.Dataset.range(_MANY).flat_map(
+        tf.autograph.experimental.do_not_convert(lambda _: tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat())
+    )
+
+    def is_open(zero: tf.Tensor) -> tf.Tensor:
+        return tf.logical_not(tf.reshape(call_registered(name, zero, tf.bool), []))
+
+    return zeros.take_while(tf.autograph.experimental.do_not_convert(is_open))
+
+
+def _parsed(dataset: tf.data.Dataset) -> Any:
+    return tf.compat.v1.GraphDef.FromString(serialize_dataset_to_graph(dataset).numpy())
+
+
+def _sources(graph: Any) -> Iterator[Any]:
+    """Yields the operations of a graph that make a dataset without another one."""
+    datasets = {node.name for node in graph.node if _DATASET.fullmatch(node.op)}
+    for node in graph.node:
+        if node.name in datasets and not datasets & {_name(each) for each in node.input}:
+            yield node
+
+
+def _put_before_readers(graph: Any, gate: Any, source: Any) -> None:
+    """Lets all operations that read a source read a gate before it, which is added to the graph.
+
+    Args:
+        graph: the graph with the source.
+        gate: the graph of a gate before another source.
+        source: the operation.
+    """
+    (choice,) = (node for node in gate.node if node.op == _CHOICE)
+    replaced = _name(choice.input[1])
+    added = {node.name: f"gate_of_{source.name}/{node.name}" for node in gate.node if node.op != "_Retval"}
+    for node in graph.node:
+        for place, each in enumerate(node.input):
+            if _name(each) == source.name:
+                node.input[place] = added[choice.name]
+    for node in gate.node:
+        if node.op == "_Retval" or node.name == replaced:
+            continue
+        copy = graph.node.add()
+        copy.CopyFrom(node)
+        copy.name = added[node.name]
+        copy.input[:] = [source.name if _name(each) == replaced else added[_name(each)] for each in node.input]
+        if node.name == choice.name:
+            types = next(name for name in _TYPES if name in source.attr)
+            copy.attr["output_types"].CopyFrom(source.attr[types])
+            copy.attr["output_shapes"].CopyFrom(source.attr["output_shapes"])
+
+
+def _name(place: str) -> str:
+    """The operation in the name of an input."""
+    return place.lstrip("^").partition(":")[0]
