@@ -71,7 +71,7 @@ class RoleTraits:
         return self.listens and not self.in_tf_cluster
 
 
-_DATA_SERVER = "tfdist_cli.train.cluster.data_service:start_server"
+_DATA_SERVER = "tfdist_cli.train.cluster.data_service.server:start_server"
 
 ROLES: Mapping[Role, RoleTraits] = {
     "chief": RoleTraits(

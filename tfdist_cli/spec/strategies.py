@@ -131,5 +131,8 @@ def may_join(strategy: Strategy, role: Role) -> bool:
 
 
 def may_leave(strategy: Strategy, role: Role) -> bool:
-    """Whether a task of the role may end while the others train. A data worker may not: it has examples of the pass."""
-    return is_replaceable(strategy, role)
+    """Whether a task of the role may end while the others train.
+
+    A data worker has to know that its examples have been read. That is so if a single task reads, the chief.
+    """
+    return is_replaceable(strategy, role) or (ROLES[role].joins and STRATEGIES[strategy].has_ps)

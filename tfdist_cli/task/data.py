@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.spec.sections.recipe import Recipe, Train
 from tfdist_cli.task.module import RecipeModule
-from tfdist_cli.train.cluster.data_service import DataService
+from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.data.inputs import Inputs, weighted
 from tfdist_cli.train.data.mismatch import check_batched_once, comes_in_batches
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded, with_length

@@ -17,8 +17,10 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster import data_service
-from tfdist_cli.train.cluster.data_service import DataService, start_server, watch
+from tfdist_cli.train.cluster.data_service import members
+from tfdist_cli.train.cluster.data_service.members import DataWorkers
+from tfdist_cli.train.cluster.data_service.reader import DataService
+from tfdist_cli.train.cluster.data_service.server import start_server
 from tfdist_cli.train.data.pipeline import Pipeline, Shard
 
 pytestmark = pytest.mark.slow
@@ -33,7 +35,7 @@ def service():
         module.WorkerServer(module.WorkerConfig(dispatcher_address=dispatcher._address, protocol="grpc"))
         for _ in range(2)
     ]
-    yield DataService(Address.parse(dispatcher._address), workers=2)
+    yield DataService(dispatcher._address, workers=2)
     for server in (dispatcher, *workers):  # in this order, none waits for another
         server._stop()
 
@@ -116,7 +118,7 @@ def environment(strategy="single", **addresses):
 def test_the_service_of_a_cluster():
     tasks = {"worker__0": Address("a"), "worker__1": Address("b"), "data_dispatcher": Address("c"), "data_worker": "d"}
     mirrored = DataService.of(environment("multi_worker_mirrored", **tasks))
-    assert (mirrored.dispatcher, mirrored.workers, mirrored.readers) == (Address("c"), 1, 2)
+    assert (mirrored.dispatcher, mirrored.workers, mirrored.readers) == (str(Address("c")), 1, 2)
     other = DataService.of(environment("parameter_server", chief=Address("x"), ps=Address("y"), **tasks))
     assert other.readers == 1
     assert other.number > mirrored.number
@@ -128,7 +130,9 @@ def test_the_service_of_a_cluster():
 def test_a_port_that_another_program_has(task, service):
     with socket.create_server(("0.0.0.0", 0)) as taken:
         own = Address("127.0.0.1", taken.getsockname()[1])
-        where = environment(**{task: own, "data_dispatcher": own if "worker" not in task else service.dispatcher})
+        where = environment(
+            **{task: own, "data_dispatcher": own if "worker" not in task else Address.parse(service.dispatcher)}
+        )
         with raises(TrainingError, "port-in-use") as caught:
             start_server(where)
     assert f"{task}:0 " in caught.value.message
@@ -147,7 +151,8 @@ def test_the_end_of_a_task_is_told_once():
     told = queue.Queue()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         there = Address("127.0.0.1", listener.getsockname()[1])
-        watch(environment(chief=Address("x"), data_worker=there, data_dispatcher=there), told.put)
+        tasks = {TaskId("data_worker"): there, TaskId("data_dispatcher"): there}
+        DataWorkers(TaskId("chief"), tasks, told.put).watch()
         connections = [listener.accept()[0] for _ in range(2)]
         for connection in connections:
             connection.sendall(b"\0\0\0\4\0\0\0\0\0")
@@ -165,7 +170,7 @@ def test_the_end_of_a_task_is_told_once():
 def test_a_program_of_ones_own_is_ended_with_the_reason(monkeypatch, capsys):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    data_service.end_process(TrainingError("gone", code="task-lost", hint="start it"))
+    members.end_process(TrainingError("gone", code="task-lost", hint="start it"))
     sys.stderr.flush()
     assert capsys.readouterr().err == "error[task-lost]: gone\nhint: start it\n"
     assert codes == [1]

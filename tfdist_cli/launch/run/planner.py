@@ -136,6 +136,7 @@ class Planner:
         if change.joins and any(share[task].gpus != self._gpus.get(task) for task in share if task in state.present):
             yield "the GPUs are divided anew"
         registered = any(joins_cluster(strategy, task.role) for task in (*change.joins, *change.leaves))
+        registered = registered or any(task.traits.listens for task in change.leaves)
         if registered and state.takes_no_workers_because:
             yield state.takes_no_workers_because
 

@@ -25,10 +25,12 @@ from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import emit, records_enabled
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
-from tfdist_cli.spec.strategies import Strategy
+from tfdist_cli.spec.strategies import Strategy, may_leave
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster import data_service, keep_alive, membership, profiler
+from tfdist_cli.train.cluster import keep_alive, membership, profiler
 from tfdist_cli.train.cluster.all_reduce import AllReduce
+from tfdist_cli.train.cluster.data_service import server as data_server
+from tfdist_cli.train.cluster.data_service.members import DataWorkers, Lost, end_process
 from tfdist_cli.train.cluster.membership import JoinListener, Membership
 from tfdist_cli.train.cluster.reachability import await_names, unreachable, wait_until_closed
 from tfdist_cli.train.cluster.rendezvous import (
@@ -79,6 +81,7 @@ class ClusterContext:
         stages: places layers on workers, on the chief of a model-parallel cluster.
         all_reduce: the direct all-reduce of mirrored workers; None if TensorFlow's collectives are used.
         joins: takes workers that join and leave; None if the cluster keeps its workers.
+        data_workers: the data workers, on a chief that lets them leave.
     """
 
     environment: Environment
@@ -88,6 +91,7 @@ class ClusterContext:
     stages: Stages | None = None
     all_reduce: AllReduce | None = None
     joins: Joins | None = None
+    data_workers: DataWorkers | None = None
 
     @property
     def replicas(self) -> int:
@@ -140,9 +144,7 @@ _joined: ClusterContext | None = None
 _left = False
 
 
-def join(
-    environment: Environment | None = None, lost: Callable[[TrainingError], Any] = data_service.end_process
-) -> ClusterContext:
+def join(environment: Environment | None = None, lost: Lost = end_process) -> ClusterContext:
     """Joins the cluster that the environment describes; later calls return the same context.
 
     A ps, a worker of a parameter server cluster, or a task of `tf.data`'s service serves its chief here until the chief
@@ -167,11 +169,9 @@ def join(
             _end_server(environment)
         configure(environment)
         keep_alive.watch(environment.addresses.values())
-        _joined = _create_context(environment)
+        _joined = _create_context(environment, lost)
         make_older_datasets_again()
         exit_hooks.hint_at_errors(_hint_of)
-        if not environment.task.traits.evaluates:
-            data_service.watch(environment, lost)
     return _joined
 
 
@@ -261,10 +261,10 @@ def serve(environment: Environment) -> None:
 
 
 def _wait_for_chief(environment: Environment) -> bool:
-    """Waits until the chief has exited; on SIGTERM, a worker leaves if it may. See `wait_until_exited`."""
+    """Waits until the chief has exited; on SIGTERM, a task leaves if it may. See `wait_until_exited`."""
     task, join_address = environment.task, environment.join_address
     chief, timeout = environment.addresses[environment.chief], environment.start_timeout
-    if join_address is None or not task.traits.trains:
+    if join_address is None or not may_leave(environment.strategy, task.role):
         return wait_until_exited(task, chief, timeout)
     own = environment.addresses[task]
     try:
@@ -273,10 +273,10 @@ def _wait_for_chief(environment: Environment) -> bool:
     except membership.SigtermReceived:
         if unreachable(chief) is None:  # otherwise the launcher ends all tasks, since the chief has exited
             emit("state", state="leaving")
-            if membership.leave(task, own, join_address):
+            leave = data_server.leave if task.traits.prepares_data else membership.leave
+            if leave(task, own, join_address):
                 emit("state", state="left")
-                exit_hooks.exit_without_destructors(0)
-                raise SystemExit(0) from None
+                _end_server(environment)
         membership.end_by_sigterm()
         raise
 
@@ -296,23 +296,27 @@ def _end_server(environment: Environment, code: int = 0) -> NoReturn:
     sys.exit(code)
 
 
-def _create_context(environment: Environment) -> ClusterContext:
+def _create_context(environment: Environment, lost: Lost) -> ClusterContext:
     if environment.task.traits.evaluates:
         return ClusterContext(environment, tf.distribute.get_strategy())
-    joins = _listen_for_joins(environment)
+    data_workers = DataWorkers(environment.task, environment.data_service, lost)
+    joins = _listen_for_joins(environment, data_workers)
     met = _rendezvous(environment)
+    data_workers.watch()
     lifelines = tuple(lifeline.detach() for lifeline in met.lifelines)
-    return replace(_CONTEXTS[environment.strategy](environment, met.links, lifelines), joins=joins)
+    context = _CONTEXTS[environment.strategy](environment, met.links, lifelines)
+    leaving = data_workers if joins and environment.data_service else None
+    return replace(context, joins=joins, data_workers=leaving)
 
 
-def _listen_for_joins(environment: Environment) -> Joins | None:
+def _listen_for_joins(environment: Environment, data_workers: DataWorkers) -> Joins | None:
     """Starts to listen at the join address; a port that is in use does not prevent the training."""
     if environment.join_address is None or not environment.is_chief or not environment.traits.coordinated:
         return None
     workers = {task: environment.addresses[task] for task in _workers(environment)}
     members = Membership(workers, max(environment.max_workers, len(workers)))
     try:
-        return Joins(members, JoinListener(environment.task, environment.join_address, members))
+        return Joins(members, JoinListener(environment.task, environment.join_address, members, data_workers))
     except TrainingError as error:
         log.warning("no worker can join: %s", error.message)
         emit("elastic", joins=False, reason=error.message, code=error.code)

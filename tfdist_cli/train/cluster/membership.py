@@ -2,6 +2,7 @@
 
 The chief of a parameter server cluster may listen at a join address beside its own, which TensorFlow's server uses. A
 worker connects there, identifies itself by the handshake of all tasks (`handshake`), and asks to `join` or to `leave`.
+A data worker does so, too; it leaves in two steps, and says when it has `left`.
 The answer is `go`, or `refused` with a reason. The connection of a worker that has joined stays open as long as the
 chief lives, like those of the rendezvous.
 
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Protocol
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import LEAVE_SIGNAL
@@ -42,7 +44,7 @@ from tfdist_cli.train.cluster.handshake import (
 from tfdist_cli.train.cluster.reachability import CONNECT
 from tfdist_cli.train.cluster.rendezvous import DONE, listen
 
-JOIN, LEAVE = "join", "leave"
+JOIN, LEAVE, LEFT = "join", "leave", "left"
 LEAVE_SECONDS = 30.0
 """Seconds that a leaving worker waits for its last step to be counted."""
 _GO = b"go\n"
@@ -78,7 +80,7 @@ class Request:
     Args:
         task: the worker.
         address: its address.
-        asks: `JOIN` or `LEAVE`.
+        asks: `JOIN`, `LEAVE` or `LEFT`.
         at: when it asked, monotonic seconds.
     """
 
@@ -96,6 +98,16 @@ class Answer:
 
 
 GRANTED = Answer()
+
+
+class Members(Protocol):
+    """Who answers the requests of the tasks of a role."""
+
+    def ask(self, request: Request) -> Answer | None:
+        """Returns the answer to a request; None if it comes later."""
+
+    def withdraw(self, request: Request) -> None:
+        """The task that asked is gone."""
 
 
 class Membership:
@@ -255,17 +267,21 @@ class JoinListener:
     Args:
         chief: this task.
         address: the join address.
-        membership: answers the requests.
+        membership: answers the requests of workers.
+        data_workers: answers those of data workers.
 
     Raises:
         TrainingError: the port is in use.
     """
 
-    def __init__(self, chief: TaskId, address: Address, membership: Membership) -> None:
+    def __init__(
+        self, chief: TaskId, address: Address, membership: Membership, data_workers: Members | None = None
+    ) -> None:
         self._membership = membership
+        self._data_workers = data_workers
         self._held: dict[socket.socket, Request] = {}
         """Connections of workers that wait, or that have joined; of any thread, one operation at a time."""
-        self._handshakes = HandshakeListener(listen(chief, address), _Members(membership))
+        self._handshakes = HandshakeListener(listen(chief, address), _MayConnect(membership, data_workers))
         membership.answered = self._answer
         threading.Thread(target=self._run, name="tfdist-joins", daemon=True).start()
 
@@ -282,7 +298,7 @@ class JoinListener:
                 if _is_closed(connection):
                     del self._held[connection]
                     connection.close()
-                    self._membership.withdraw(request)
+                    self._members_like(request.task).withdraw(request)
 
     def _receive(self, connection: socket.socket, hello: Hello) -> None:
         try:
@@ -291,9 +307,14 @@ class JoinListener:
             connection.close()
             return
         self._held[connection] = request
-        answer = self._membership.ask(request)
+        answer = self._members_like(request.task).ask(request)
         if answer:
             self._answer(request, answer)
+
+    def _members_like(self, task: TaskId) -> Members:
+        if self._data_workers and task.traits.prepares_data:
+            return self._data_workers
+        return self._membership
 
     def _answer(self, request: Request, answer: Answer) -> None:
         refusal = answer.refusal
@@ -305,14 +326,17 @@ class JoinListener:
                 _send(connection, _REFUSED + json.dumps(content).encode() + b"\n")
 
 
-class _Members:
-    """The tasks that may connect: workers, whatever their index, since a refusal tells them more."""
+class _MayConnect:
+    """The tasks that may connect: workers and data workers, whatever their index, since a refusal tells them more."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, data_workers: Members | None) -> None:
         self._roles = {task.role for task in membership.members}
+        self._data = data_workers is not None
 
     def __contains__(self, task: object) -> bool:
-        return isinstance(task, TaskId) and task.role in self._roles
+        if not isinstance(task, TaskId):
+            return False
+        return task.role in self._roles or (self._data and task.traits.prepares_data)
 
 
 def _send(connection: socket.socket, line: bytes) -> None:
@@ -355,10 +379,10 @@ def hold(task: TaskId, own: Address, join_address: Address, joined: Callable[[],
         return tail.endswith(DONE)
 
 
-def leave(task: TaskId, own: Address, join_address: Address, timeout: float = LEAVE_SECONDS) -> bool:
-    """Asks the chief, on a worker, to let it go; returns whether its last step is counted, and it may exit."""
+def leave(task: TaskId, own: Address, join_address: Address, timeout: float = LEAVE_SECONDS, asks: str = LEAVE) -> bool:
+    """Asks the chief to let a task go; returns whether it does: the last step of a worker is counted then."""
     try:
-        with _asking(task, own, join_address, LEAVE) as connection:
+        with _asking(task, own, join_address, asks) as connection:
             connection.settimeout(timeout)
             _check_granted(task, receive_line(connection))
     except (OSError, TrainingError) as error:

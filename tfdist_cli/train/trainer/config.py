@@ -20,7 +20,7 @@ from tfdist_cli.spec.strategies import computes_gradients
 from tfdist_cli.train.checkpoint.bucket import open_checkpoints, scratch_folder
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.checkpoint.writer import Asynchronous
-from tfdist_cli.train.cluster.data_service import DataService
+from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, is_endless, steps_in
@@ -544,7 +544,8 @@ class TrainingArguments:
         if length.found is not None:
             data = length.found
         elif self.share == "service":
-            data = source.served_batches(DataService.of(context.environment), repeat=length.repeat)
+            service = DataService.of(context.environment, context.data_workers)
+            data = source.served_batches(service, repeat=length.repeat)
         else:
             data = source.batches(repeat=length.repeat)
         if share == "coordinator" and isinstance(data, PythonData):

@@ -13,7 +13,7 @@ import numpy as np
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
-from tfdist_cli.train.cluster.data_service import DataService
+from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs

@@ -1,19 +1,21 @@
 """A program between the chief and the dispatcher that leaves out the data workers that have left.
 
-`python -m tfdist_cli.train.cluster.data_service.filter_program DISPATCHER SOCKET`
+`python -m tfdist_cli.train.cluster.data_service.filter_program DISPATCHER`
 
-It passes what the chief asks the dispatcher to it, through a Unix socket: a few small messages, 50 a second at most.
-The batches themselves do not pass here. From the answers it removes the tasks of data workers that have left, and
-reports these tasks to the dispatcher as complete, so that the dispatcher does not wait for them either.
+It passes what the chief asks the dispatcher to it, through a Unix socket whose address it prints: a few small messages,
+50 a second at most. The batches themselves do not pass here. From the answers it removes the tasks of data workers that
+have left, and reports these tasks to the dispatcher as complete, so that the dispatcher does not wait for them either.
 
-Each line of its standard input is the address of a data worker that is leaving: its tasks of passes that the chief reads
-already stay. It answers with an empty line. It is a process of its own because TensorFlow calls the dispatcher while it
-holds Python's lock. It exits with its standard input.
+Each line of its standard input is the address of a data worker that leaves. Tasks that the chief knows already stay: it
+has to read what they still have. The program answers with an empty line. It exits with its standard input.
+
+It is a process of its own because TensorFlow calls the dispatcher while it holds Python's lock.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from concurrent import futures
 
@@ -23,31 +25,17 @@ from tfdist_cli.train.tf_compat.data_service.dispatcher import (
     HEARTBEAT,
     UPDATE,
     WORKERS,
+    address_in,
     completed,
     without_tasks,
     worker_addresses,
 )
 
-_SCHEME = "dns:///"
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 ]
-
-
-def service_name(address: str, start: str) -> str:
-    """The name under which one process of a data worker registers with the dispatcher.
-
-    Each process has its own one, since a dispatcher takes a worker that comes back for the one that was there before,
-    and gives it no examples until the next pass. gRPC ignores what follows the question mark.
-    """
-    return f"{_SCHEME}{address}?start={start}"
-
-
-def address_in(name: str) -> str:
-    """The address in a data worker's name."""
-    return name.removeprefix(_SCHEME).partition("?")[0]
 
 
 class Filter(grpc.GenericRpcHandler):
@@ -60,11 +48,13 @@ class Filter(grpc.GenericRpcHandler):
     def __init__(self, dispatcher: str) -> None:
         self._channel = grpc.insecure_channel(dispatcher, options=_OPTIONS)
         self._left: set[str] = set()
+        self._shown: set[int] = set()
+        """The tasks that the chief knows."""
         self._completed: set[int] = set()
         self._lock = threading.Lock()
 
     def remove(self, address: str) -> None:
-        """Leaves out the data worker at this address, whose tasks are complete."""
+        """Leaves out the data worker at this address, except for the tasks that the chief knows."""
         left = {name for name in worker_addresses(self._call(WORKERS, b"")) if address_in(name) == address}
         with self._lock:
             self._left |= left
@@ -88,29 +78,35 @@ class Filter(grpc.GenericRpcHandler):
 
     def _without_those_that_left(self, response: bytes) -> bytes:
         with self._lock:
-            response, removed = without_tasks(response, self._left)
-            for worker, tasks in removed.items():
-                new = [task for task in tasks if task not in self._completed]
+            answer = without_tasks(response, self._left, self._shown)
+            self._shown |= answer.kept
+            for worker, tasks in answer.removed.items():
+                new = tasks - self._completed
                 if new:
                     self._call(UPDATE, completed(worker, new))
-                    self._completed.update(new)
-        return response
+                    self._completed |= new
+        return answer.response
 
 
-def main(dispatcher: str, socket: str) -> None:
+def main(dispatcher: str) -> None:
     """Serves until the standard input ends."""
     handler = Filter(dispatcher)
     server = grpc.server(futures.ThreadPoolExecutor(4), handlers=(handler,), options=_OPTIONS)
-    server.add_insecure_port(f"unix:{socket}")
-    server.start()
-    sys.stdout.write("\n")
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        address = f"unix:{folder}/dispatcher"
+        server.add_insecure_port(address)
+        server.start()
+        _write(address)
+        for line in sys.stdin:
+            handler.remove(line.strip())
+            _write("")
+        server.stop(None).wait()
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-    for line in sys.stdin:
-        handler.remove(line.strip())
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    server.stop(None)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -1,7 +1,4 @@
-"""`tf.data`'s service: data workers prepare the batches, and each pass has each example once.
-
-The dispatcher distributes the source of the data (elements, or names of files) to the data workers on request; they
-map, shuffle and batch. A pass ends when all its examples have been read; then the next one starts.
+"""Reads batches from data workers.
 
 A reader prefetches, and no other reader gets its batches. So if one process can read for all, it does: with parameter
 servers the chief reads, and its next batch goes to the worker that asks first. Mirrored workers have no such process:
@@ -11,33 +8,25 @@ they read the same pass concurrently, and one may start the next pass while anot
 from __future__ import annotations
 
 import itertools
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tensorflow as tf
 
-from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError, label
-from tfdist_cli.protocol import task_events
+from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.environment import Environment
-from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster.reachability import await_up
-from tfdist_cli.train.cluster.rendezvous import port_in_use, wait_until_exited
+from tfdist_cli.train.cluster.data_service.members import DataWorkers
+from tfdist_cli.train.cluster.data_service.server import DISPATCHER, IS_LEAVING, PROTOCOL
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, cardinality, checked
 from tfdist_cli.train.data.service_support import check_served
 from tfdist_cli.train.tf_compat.data import batch_size, distributed
+from tfdist_cli.train.tf_compat.data_service.draining import ending_on_request
 from tfdist_cli.train.tf_compat.eager_context import global_seed
 
-_PROTOCOL = "grpc"
 _REFRESH_MS = 20
 """How often a reader asks whether a pass has ended. TensorFlow's default would delay the end of each pass by 1 s."""
 
-DISPATCHER = TaskId("data_dispatcher")
 _trainings = itertools.count()
 
 
@@ -46,20 +35,26 @@ class DataService:
     """The service, as seen by the tasks that train.
 
     Args:
-        dispatcher: the dispatcher's address.
+        dispatcher: the dispatcher's address, as gRPC takes it.
         workers: the number of data workers.
         readers: the number of tasks that read, each a part of every pass.
         number: the number of the training in this program; tasks that read the same pass have the same number.
+        may_leave: whether data workers may leave while a pass is read.
     """
 
-    dispatcher: Address
+    dispatcher: str
     workers: int = 1
     readers: int = 1
     number: int = 0
+    may_leave: bool = False
 
     @classmethod
-    def of(cls, environment: Environment) -> DataService:
+    def of(cls, environment: Environment, members: DataWorkers | None = None) -> DataService:
         """Returns the service of this cluster, for one training.
+
+        Args:
+            environment: the environment of this task.
+            members: the data workers, if they may leave the training.
 
         Raises:
             UsageError: the cluster has no data workers.
@@ -72,7 +67,9 @@ class DataService:
                 hint="write 'data_dispatcher: {}' and 'data_worker: {replicas: 2}' in the cluster file's roles",
             )
         readers = len(environment.members) if environment.traits.together else 1
-        return cls(address, len(environment.data_service) - 1, readers, next(_trainings))
+        dispatcher = members.dispatcher() if members else str(address)
+        workers = len(environment.data_service) - 1
+        return cls(dispatcher, workers, readers, next(_trainings), may_leave=members is not None)
 
     def batches(self, examples: DatasetFunction, pipeline: Pipeline) -> DatasetFunction:
         """Makes batches of a recipe's examples on the data workers.
@@ -123,8 +120,8 @@ class DataService:
         """Returns one pass over the elements, in the order in which the data workers finish them."""
         check_served(dataset, self.workers)
         return distributed(
-            dataset,
-            f"{_PROTOCOL}://{self.dispatcher}",
+            ending_on_request(dataset, IS_LEAVING) if self.may_leave else dataset,
+            f"{PROTOCOL}://{self.dispatcher}",
             refresh_ms=_REFRESH_MS,
             job_name=f"training-{self.number}" if self.readers > 1 else None,
             max_outstanding_requests=self.workers if self.readers > 1 else None,
@@ -143,73 +140,3 @@ def _without_seed() -> Iterator[None]:
         yield
     finally:
         tf.random.set_seed(seed)
-
-
-_kept: list[Any] = []
-"""The server of this process. It is never stopped, which may take long if dispatcher or readers do not answer."""
-
-
-def start_server(environment: Environment) -> None:
-    """Starts the server of a data dispatcher or a data worker, which runs as long as the process.
-
-    The process has to exit by `os._exit`, without stopping the server.
-
-    Raises:
-        TrainingError: the port is in use.
-        TimeoutExceeded: the dispatcher of a data worker did not start in time.
-    """
-    task = environment.task
-    own = environment.addresses[task]
-    service = tf.data.experimental.service
-    try:
-        if task == DISPATCHER:
-            _kept.append(service.DispatchServer(service.DispatcherConfig(port=own.port, protocol=_PROTOCOL)))
-            return
-        dispatcher = environment.addresses[DISPATCHER]
-        await_up({DISPATCHER: dispatcher}, environment.start_timeout)  # TensorFlow would wait an hour for it
-        config = service.WorkerConfig(
-            dispatcher_address=str(dispatcher), worker_address=str(own), port=own.port, protocol=_PROTOCOL
-        )
-        _kept.append(service.WorkerServer(config))
-    except (RuntimeError, tf.errors.OpError) as error:
-        if "start gRPC server" not in str(error):
-            raise
-        raise port_in_use(task, own, "the port is in use") from error
-
-
-def watch(environment: Environment, lost: Callable[[TrainingError], Any]) -> None:
-    """Calls `lost` once when a task of the service exits while this process still runs.
-
-    A reader would wait forever: the examples that were distributed to that task are not given to another one.
-    """
-    first = threading.Lock()
-
-    def follow(task: TaskId, address: Address) -> None:
-        with suppress(TimeoutExceeded):  # it had exited before
-            wait_until_exited(environment.task, address, timeout=0)
-        if first.acquire(blocking=False):
-            lost(_task_lost(task, address))
-
-    for task, address in environment.data_service.items():
-        threading.Thread(target=follow, args=(task, address), name=f"watch-{task}", daemon=True).start()
-
-
-def _task_lost(task: TaskId, address: Address) -> TrainingError:
-    what = (
-        "the data is not distributed any more" if task == DISPATCHER else "the examples that it had received are lost"
-    )
-    return TrainingError(
-        f"{task} at {address} exited before the training ended: {what}",
-        code="task-lost",
-        hint=f"see the output of {task} for the reason; then start all tasks again: training continues from its last "
-        "checkpoint",
-    )
-
-
-def end_process(error: TrainingError) -> None:
-    """Prints an error and exits at once: the main thread waits in TensorFlow, which cannot be interrupted."""
-    sys.stderr.write(f"{label(error.code)}: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
-    task_events.exited(error.exit_code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(error.exit_code)

@@ -9,6 +9,8 @@ This module does not import TensorFlow: it is part of a program that has to star
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -19,6 +21,7 @@ HEARTBEAT = f"{SERVICE}ClientHeartbeat"
 UPDATE = f"{SERVICE}WorkerUpdate"
 """A worker's message that its tasks are complete."""
 WORKERS = f"{SERVICE}GetWorkers"
+_SCHEME = "dns:///"
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _FIELDS: dict[str, dict[str, tuple[int, int, str]]] = {
     "TaskInfo": {"worker_address": (1, _FIELD.TYPE_STRING, ""), "task_id": (2, _FIELD.TYPE_INT64, "")},
@@ -57,30 +60,61 @@ def worker_addresses(response: bytes) -> tuple[str, ...]:
     return tuple(worker.address for worker in _MESSAGES["GetWorkersResponse"].FromString(response).workers)
 
 
-def without_tasks(response: bytes, workers: set[str]) -> tuple[bytes, dict[str, list[int]]]:
+@dataclass(frozen=True)
+class Tasks:
+    """A response to `HEARTBEAT`.
+
+    Args:
+        response: the response.
+        kept: the ids of its tasks.
+        removed: the ids of the tasks that were removed from it, of each worker.
+    """
+
+    response: bytes
+    kept: frozenset[int]
+    removed: Mapping[str, frozenset[int]]
+
+
+def without_tasks(response: bytes, workers: Container[str], keep: Container[int]) -> Tasks:
     """Removes the tasks of some workers from a response to `HEARTBEAT`.
 
-    Returns:
-        The response without them, and the ids of the removed tasks of each worker.
+    Args:
+        response: the response.
+        workers: the workers' addresses.
+        keep: the tasks that stay nevertheless.
     """
     message = _MESSAGES["ClientHeartbeatResponse"].FromString(response)
-    removed: dict[str, list[int]] = {}
+    removed: dict[str, frozenset[int]] = {}
     kept = []
     for task in message.task_info:
-        if task.worker_address in workers:
-            removed.setdefault(task.worker_address, []).append(task.task_id)
+        if task.worker_address in workers and task.task_id not in keep:
+            removed[task.worker_address] = removed.get(task.worker_address, frozenset()) | {task.task_id}
         else:
             kept.append(task)
-    if not removed:
-        return response, {}
-    del message.task_info[:]
-    message.task_info.extend(kept)
-    return message.SerializeToString(), removed
+    if removed:
+        del message.task_info[:]
+        message.task_info.extend(kept)
+        response = bytes(message.SerializeToString())
+    return Tasks(response, frozenset(task.task_id for task in kept), removed)
 
 
-def completed(worker: str, tasks: list[int]) -> bytes:
+def completed(worker: str, tasks: Iterable[int]) -> bytes:
     """Returns the request of `UPDATE` with which a worker reports that its tasks are complete."""
     request = _MESSAGES["WorkerUpdateRequest"](worker_address=worker)
-    for task in tasks:
+    for task in sorted(tasks):
         request.updates.add(task_id=task, completed=True)
     return bytes(request.SerializeToString())
+
+
+def service_name(address: str, start: str) -> str:
+    """The name under which one process of a data worker registers with the dispatcher.
+
+    Each process has its own one, since a dispatcher takes a worker that comes back for the one that was there before,
+    and gives it no examples until the next pass. gRPC ignores what follows the question mark.
+    """
+    return f"{_SCHEME}{address}?start={start}"
+
+
+def address_in(name: str) -> str:
+    """The address in a data worker's name."""
+    return name.removeprefix(_SCHEME).partition("?")[0]

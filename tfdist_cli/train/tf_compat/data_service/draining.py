@@ -1,4 +1,4 @@
-"""How a process ends the sources of the pipelines that it runs."""
+"""How a data worker stops to take examples, and what it still has."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     Every source of the dataset ends as soon as the function that the process has registered as `name` returns True, see
     `register_python`. What the source has returned before passes through the rest of the pipeline as at any end.
 
-    Each element of a source is chosen by an element of another dataset, which ends with the function. `take_while` after
-    the source would not do: it takes an element, and drops it.
+    Each element of a source is chosen by an element of another dataset, which ends with the function. `take_while`
+    after the source would not do: it takes an element, and drops it.
 
     Seen in TensorFlow 2.21.0: `coordinator.values.serialize_dataset_to_graph`, `deserialize_dataset_from_graph`; the
     operations of sources have no input that is a dataset, and name the types and shapes of their elements in
@@ -42,17 +42,18 @@ def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     return again.with_options(dataset.options())
 
 
-@tf.autograph.experimental.do_not_convert
 def _open(name: str) -> tf.data.Dataset:
     """A dataset of zeros that ends once the function returns True."""
-    zeros = tf.data.Dataset.range(_MANY).flat_map(
-        tf.autograph.experimental.do_not_convert(lambda _: tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat())
-    )
 
+    @tf.autograph.experimental.do_not_convert
+    def without_end(_: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
+
+    @tf.autograph.experimental.do_not_convert
     def is_open(zero: tf.Tensor) -> tf.Tensor:
         return tf.logical_not(tf.reshape(call_registered(name, zero, tf.bool), []))
 
-    return zeros.take_while(tf.autograph.experimental.do_not_convert(is_open))
+    return tf.data.Dataset.range(_MANY).flat_map(without_end).take_while(is_open)
 
 
 def _parsed(dataset: tf.data.Dataset) -> Any:
@@ -98,3 +99,12 @@ def _put_before_readers(graph: Any, gate: Any, source: Any) -> None:
 def _name(place: str) -> str:
     """The operation in the name of an input."""
     return place.lstrip("^").partition(":")[0]
+
+
+def running_tasks(server: tf.data.experimental.service.WorkerServer) -> int:
+    """Returns how many passes a data worker has a part of that was not read to its end.
+
+    Seen in TensorFlow 2.21.0: `WorkerServer._num_tasks`. Reason: a server does not publish it. Replace with: a public
+    method.
+    """
+    return int(server._num_tasks())
