@@ -12,8 +12,9 @@ from tests.support.chaos import Training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-SLOW = IDS.replace("return ids.map(", "return ids.apply(sleep(params['microseconds'])).map(").replace(
-    "import tensorflow as tf", "import tensorflow as tf\nfrom tensorflow.python.data.experimental.ops.testing import sleep"
+SLEEP = "from tensorflow.python.data.experimental.ops.testing import sleep"
+SLOW = IDS.replace("import tensorflow as tf", f"import tensorflow as tf\n{SLEEP}").replace(
+    "return ids.map(", "return ids.apply(sleep(params['microseconds'])).map("
 )
 SERVED = (
     "strategy: parameter_server\n"

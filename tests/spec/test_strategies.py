@@ -30,7 +30,7 @@ DATA = {"data_dispatcher", "data_worker"}
         (is_replaceable, {"worker", "evaluator"}, {"evaluator"}, {"evaluator"}),
         (joins_cluster, {"worker"}, set(), set()),
         (may_join, {"worker", "evaluator", "data_worker"}, {"evaluator", "data_worker"}, {"evaluator", "data_worker"}),
-        (may_leave, {"worker", "evaluator"}, {"evaluator"}, {"evaluator"}),
+        (may_leave, {"worker", "evaluator", "data_worker"}, {"evaluator"}, {"evaluator"}),
         (
             core_use,
             {"worker", "ps", "data_worker"},

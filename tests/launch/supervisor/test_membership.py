@@ -331,6 +331,24 @@ def test_evaluators_and_data_workers_join_by_themselves(strategy):
     assert job.state.resizes[0].trained_at == 4
 
 
+@pytest.mark.parametrize(("strategy", "status"), [("parameter_server", Status.LEFT), ("single", Status.FAILED)])
+def test_a_data_worker_leaves_by_itself_where_one_task_reads(strategy, status):
+    tasks = (*(PS_TASKS if strategy == "parameter_server" else (CHIEF,)), DATA)
+    job = History(*tasks, policy=make_policy(strategy, reports=True))
+    job.at(1, *up(*tasks), progress(3))
+    job.at(2, left(DATA), Exited(DATA, 0))
+    assert job.statuses()[DATA] is status
+
+
+def test_a_data_worker_that_still_has_examples_is_killed_in_the_end():
+    job = History(*PS_TASKS, DATA, policy=make_policy(reports=True))
+    job.at(1, *up(*PS_TASKS, DATA), elastic(joins=True), progress(5))
+    assert job.at(10, ResizeAccepted("r", {}, PS_TASKS, leaves=(DATA,))) == {DATA: TERM}
+    assert job.at(10 + TIMES.shutdown, Tick()) == {DATA: KILL}
+    job.at(41, Exited(DATA, -9))
+    assert job.statuses()[DATA] is Status.STOPPED
+
+
 @pytest.mark.parametrize("code", [0, -15, 143])
 def test_an_evaluator_leaves_whatever_its_code(code):
     job = History(CHIEF, EVALUATOR, policy=make_policy("single", reports=True))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.strategies import may_leave
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import membership
 from tfdist_cli.train.cluster.membership import LEFT
@@ -18,7 +19,7 @@ from tfdist_cli.train.cluster.reachability import await_up
 from tfdist_cli.train.cluster.rendezvous import port_in_use
 from tfdist_cli.train.tf_compat.data import register_python
 from tfdist_cli.train.tf_compat.data_service.dispatcher import service_name
-from tfdist_cli.train.tf_compat.data_service.draining import running_tasks
+from tfdist_cli.train.tf_compat.data_service.draining import dispatcher_config, running_tasks
 
 PROTOCOL = "grpc"
 DISPATCHER = TaskId("data_dispatcher")
@@ -47,7 +48,9 @@ def start_server(environment: Environment) -> None:
     service = tf.data.experimental.service
     try:
         if task == DISPATCHER:
-            _kept.append(service.DispatchServer(service.DispatcherConfig(port=own.port, protocol=PROTOCOL)))
+            one_reader = may_leave(environment.strategy, "data_worker")
+            public = service.DispatcherConfig(port=own.port, protocol=PROTOCOL)
+            _kept.append(service.DispatchServer(dispatcher_config(own.port, PROTOCOL) if one_reader else public))
             return
         dispatcher = environment.addresses[DISPATCHER]
         await_up({DISPATCHER: dispatcher}, environment.start_timeout)  # TensorFlow would wait an hour for it

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import service_config_pb2
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
 
 from tfdist_cli.train.tf_compat.data import call_registered
 
 _MANY = 2**40
+_GONE_MS = 500
+_NEVER_MS = 10**9
 _DATASET = re.compile(r".*Dataset(V\d+)?")
 _CHOICE = "DirectedInterleaveDataset"
 _TYPES = ("output_types", "Toutput_types")
@@ -108,3 +111,23 @@ def running_tasks(server: tf.data.experimental.service.WorkerServer) -> int:
     method.
     """
     return int(server._num_tasks())
+
+
+def dispatcher_config(port: int, protocol: str) -> Any:
+    """Returns the configuration of a dispatcher that ends passes as soon as nobody reads them any more.
+
+    Otherwise the parts of a pass that a reader has left stay on the data workers, which would never be done with them.
+    A reader that is silent still reads: its process may be stopped for a while.
+
+    Seen in TensorFlow 2.21.0: `service_config_pb2.DispatcherConfig` with `gc_dynamic_sharding_jobs` and
+    `client_timeout_ms`, which `DispatchServer` takes. Reason: the public `DispatcherConfig` has neither. Replace with:
+    the public class, once it has.
+    """
+    return service_config_pb2.DispatcherConfig(
+        port=port,
+        protocol=protocol,
+        gc_dynamic_sharding_jobs=True,
+        job_gc_check_interval_ms=_GONE_MS,
+        job_gc_timeout_ms=_GONE_MS,
+        client_timeout_ms=_NEVER_MS,
+    )

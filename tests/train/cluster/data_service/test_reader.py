@@ -1,9 +1,6 @@
 """Reading from data workers: each pass has each example once, however many of them there are."""
 
-import os
-import queue
 import socket
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import zip_longest
@@ -17,8 +14,6 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster.data_service import members
-from tfdist_cli.train.cluster.data_service.members import DataWorkers
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.data_service.server import start_server
 from tfdist_cli.train.data.pipeline import Pipeline, Shard
@@ -145,32 +140,3 @@ def test_a_dispatcher_that_never_comes():
     with raises(TimeoutExceeded, "start-timeout") as caught:
         start_server(environment(data_worker=nobody, data_dispatcher=nobody))
     assert f"data_dispatcher:0 at {nobody} (connection refused)" in caught.value.message
-
-
-def test_the_end_of_a_task_is_told_once():
-    told = queue.Queue()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        there = Address("127.0.0.1", listener.getsockname()[1])
-        tasks = {TaskId("data_worker"): there, TaskId("data_dispatcher"): there}
-        DataWorkers(TaskId("chief"), tasks, told.put).watch()
-        connections = [listener.accept()[0] for _ in range(2)]
-        for connection in connections:
-            connection.sendall(b"\0\0\0\4\0\0\0\0\0")
-        assert told.empty()
-    for connection in connections:
-        connection.close()
-    error = told.get(timeout=10)
-    assert error.code == "task-lost"
-    assert f" at {there} " in error.message
-    assert "last checkpoint" in error.hint
-    with pytest.raises(queue.Empty):
-        told.get(timeout=0.3)
-
-
-def test_a_program_of_ones_own_is_ended_with_the_reason(monkeypatch, capsys):
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    members.end_process(TrainingError("gone", code="task-lost", hint="start it"))
-    sys.stderr.flush()
-    assert capsys.readouterr().err == "error[task-lost]: gone\nhint: start it\n"
-    assert codes == [1]
