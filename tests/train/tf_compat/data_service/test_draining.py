@@ -41,7 +41,7 @@ def test_a_dataset_is_the_same_until_it_is_ended(make):
     ending = ending_on_request(make(), NAME)
     assert ending.element_spec == make().element_spec
     for one, other in zip(ending, make(), strict=True):
-        tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a, b), _dense(one), _dense(other))
+        tf.nest.map_structure(np.testing.assert_array_equal, _dense(one), _dense(other))
     assert asked.count > 0
 
 
