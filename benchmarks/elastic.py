@@ -1,6 +1,7 @@
 """`python -m benchmarks.elastic`: workers join a training and leave it, or tasks are stopped: what the others notice.
 
-With `--checkpoint`: how long a training takes no step when its ps or mirrored workers change through a checkpoint.
+With `--checkpoint`: how long a training takes no step when its ps or mirrored workers change through a checkpoint. With
+`--data`: what the worker notices when data workers join and leave.
 
 Each worker appends the time of each of its steps to a file (`programs/elastic.py`). Steps wait without using the
 processor, so that a gap between two of them is a pause, and no lack of cores.
@@ -47,6 +48,13 @@ train: {{batch_size: 16, epochs: 1000000, steps_per_epoch: 1000000, share: copy}
 updates: {updates}
 evaluate: null
 """
+SERVED = """
+strategy: parameter_server
+roles: {{chief: {{}}, ps: {{}}, worker: {{}}, data_dispatcher: {{}}, data_worker: {{replicas: {fewest}, max: {most}}}}}
+recipe: recipe.yaml
+"""
+EXAMPLES = 6_000
+"""Examples of a pass that data workers prepare, about 8 s."""
 MODES: Mapping[str, Mapping[str, Any]] = {
     "async": {},
     "sync": {"mode": "sync"},
@@ -250,6 +258,28 @@ def measure_changes(training: Training, fewest: int, most: int) -> Result:
     )
 
 
+def measure_data_workers(training: Training, fewest: int, most: int) -> Result:
+    """Lets data workers join, and leave."""
+    stay = range(1)
+    quiet = training.go_on_until(training.await_steps(1) + _SETTLE + 2 * _QUIET)
+    usage, used = Usage.now(), training.used()
+    asked, done = training.scale(most, "data_worker")
+    joined = training.go_on_until(done + _AFTER)
+    others = max(0.0, usage.others() - training.used_since(used, usage.moment))
+    asked_back, done = training.scale(fewest, "data_worker")
+    left = training.go_on_until(done + _AFTER)
+    stamps, states = training.stamps(), training.events("state")
+    serving = [moment_of(event) for event in states if event["state"] == "serving" and moment_of(event) > asked]
+    gone = [moment_of(event) for event in training.events("exited")]
+    training.stop()
+    return Result(
+        Change([moment - asked for moment in serving], pause_of(stamps, stay, asked, joined)),
+        Change([moment - asked_back for moment in gone], pause_of(stamps, stay, asked_back, left)),
+        pause_of(stamps, stay, quiet - 2 * _QUIET, quiet),
+        others,
+    )
+
+
 @dataclass(frozen=True)
 class Resize:
     """What a change through a checkpoint cost.
@@ -383,7 +413,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
     rows = []
     for _ in range(arguments.rounds):
-        for mode in arguments.modes or (RESIZES if arguments.checkpoint else MODES):
+        for mode in arguments.modes or (RESIZES if arguments.checkpoint else ["async"] if arguments.data else MODES):
             rows += _measure(mode, arguments)
             print(rows[-1], file=sys.stderr, flush=True)
     command = " ".join(["python -m benchmarks.elastic", *(sys.argv[1:] if argv is None else argv)])
@@ -431,8 +461,15 @@ def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:
             stamps=stamps,
             updates=json.dumps(MODES[mode]),
         )
+        if arguments.data:
+            cluster = SERVED.format(fewest=arguments.fewest, most=arguments.most)
+            recipe = recipe.replace("share: copy", "share: service").replace(
+                "params: {", f"params: {{examples: {EXAMPLES}, "
+            )
         with launched(cluster, recipe, PROGRAM, checkout=arguments.checkout) as run:
             training = Training(run, stamps)
+            if arguments.data:
+                return [_row("data workers", measure_data_workers(training, arguments.fewest, arguments.most))]
             if arguments.stall:
                 stalls = measure_stalls(training, arguments.most, arguments.stall)
                 return [
@@ -495,6 +532,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", action="store_true", help="change ps and mirrored workers instead, through a checkpoint"
     )
+    parser.add_argument("--data", action="store_true", help="change data workers instead, beside one worker")
     parser.add_argument(
         "--checkout", type=Path, default=ROOT, help="measure tfdist from this checkout (default: this one)"
     )

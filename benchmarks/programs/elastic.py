@@ -43,4 +43,7 @@ def dataset(params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
     x = tf.random.stateless_normal((16 * BATCH, WIDTH), (0, shard.worker))
     workers = tf.fill([16 * BATCH], shard.worker)
     waits = tf.fill([16 * BATCH], params["wait"] / BATCH)
+    if examples := params.get("examples"):  # of data workers, which prepare each one anew
+        numbers = tf.data.Dataset.range(examples)
+        return numbers.map(lambda _: ((x[0], tf.constant(shard.worker), waits[0]), x[0]))
     return tf.data.Dataset.from_tensor_slices(((x, workers, waits), tf.reverse(x, [1]))).cache()
