@@ -47,8 +47,8 @@ def scale(
 ) -> None:
     """Change the number of tasks of a role while a run trains.
 
-    Workers of parameter servers and evaluators join and leave while the others continue, and data workers join, up to
-    the role's max in the cluster file. For every other change the training saves a checkpoint, all tasks exit, and the
+    Workers and data workers of parameter servers, and evaluators, join and leave while the others continue, up to the
+    role's max in the cluster file. For every other change the training saves a checkpoint, all tasks exit, and the
     new tasks continue from that checkpoint: ports and cores are assigned anew, variables are distributed over the new
     ps, and the data is divided among the new workers. Runs of a program and runs without checkpoints cannot be changed
     in this way. The launcher keeps running, and no restart is counted. The same rules as for the cluster file apply.
