@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.data import register_python
+from tfdist_cli.train.tf_compat.data_service import draining
 from tfdist_cli.train.tf_compat.data_service.draining import dispatcher_config, ending_on_request, running_tasks
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,12 @@ DATASETS = {
     "ragged": lambda: tf.data.Dataset.from_tensor_slices(RAGGED),
     "sparse": lambda: tf.data.Dataset.from_tensor_slices(RAGGED.to_sparse()),
 }
+
+
+@pytest.fixture
+def each(monkeypatch):
+    """Lets a source ask before each element, however soon it follows."""
+    monkeypatch.setattr(draining, "_ASK_SECONDS", 0.0)
 
 
 class Asked:
@@ -49,6 +56,7 @@ def _dense(element):
     return tf.nest.map_structure(tf.convert_to_tensor, tf.nest.flatten(element, expand_composites=True))
 
 
+@pytest.mark.usefixtures("each")
 def test_what_a_source_has_returned_passes_through_the_pipeline():
     asked = Asked(most=7)
     data = tf.data.Dataset.range(100).map(lambda x: x + 1).shuffle(50, seed=1).batch(4)
@@ -57,10 +65,17 @@ def test_what_a_source_has_returned_passes_through_the_pipeline():
     assert asked.count == 8
 
 
+@pytest.mark.usefixtures("each")
 def test_each_of_two_sources_ends():
     Asked(most=3)
     data = tf.data.Dataset.range(9).concatenate(tf.data.Dataset.range(100, 109))
     assert list(ending_on_request(data, NAME).as_numpy_iterator()) == [0, 1, 2]
+
+
+def test_cheap_elements_are_not_asked_for_one_by_one():
+    asked = Asked()
+    assert len(list(ending_on_request(tf.data.Dataset.range(2000), NAME).batch(2000))) == 1
+    assert asked.count < 1000
 
 
 def test_options_stay():

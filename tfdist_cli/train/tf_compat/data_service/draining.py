@@ -13,6 +13,7 @@ from tensorflow.python.distribute.coordinator.values import deserialize_dataset_
 from tfdist_cli.train.tf_compat.data import call_registered
 
 _MANY = 2**40
+_ASK_SECONDS = 0.02
 _GONE_MS = 500
 _NEVER_MS = 10**9
 _DATASET = re.compile(r".*Dataset(V\d+)?")
@@ -24,8 +25,8 @@ _TYPES = ("output_types", "Toutput_types")
 def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     """Lets a process that runs a pipeline end the sources of it, before it takes their next element.
 
-    Every source of the dataset ends as soon as the function that the process has registered as `name` returns True, see
-    `register_python`. What the source has returned before passes through the rest of the pipeline as at any end.
+    Every source of the dataset ends when the function that the process has registered as `name` returns True, see
+    `register_python`. It is called before an element, and not again within 20 ms. What the source has returned before passes through the rest of the pipeline as at any end.
 
     Each element of a source is chosen by an element of another dataset, which ends with the function. `take_while`
     after the source would not do: it takes an element, and drops it.
@@ -46,17 +47,24 @@ def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
 
 
 def _open(name: str) -> tf.data.Dataset:
-    """A dataset of zeros that ends once the function returns True."""
+    """A dataset of zeros that ends once the function returns True.
+
+    It asks at most once in `_ASK_SECONDS`, since a call of Python takes as long as many cheap elements.
+    """
 
     @tf.autograph.experimental.do_not_convert
-    def without_end(_: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
+    def is_open(number: tf.Tensor) -> tf.Tensor:
+        return tf.logical_not(tf.reshape(call_registered(name, number, tf.bool), []))
 
     @tf.autograph.experimental.do_not_convert
-    def is_open(zero: tf.Tensor) -> tf.Tensor:
-        return tf.logical_not(tf.reshape(call_registered(name, zero, tf.bool), []))
+    def zeros_for_a_while(_: tf.Tensor) -> tf.data.Dataset:
+        end = tf.timestamp() + _ASK_SECONDS
+        zero = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
+        return zero.concatenate(
+            zero.repeat().take_while(tf.autograph.experimental.do_not_convert(lambda _: tf.timestamp() < end))
+        )
 
-    return tf.data.Dataset.range(_MANY).flat_map(without_end).take_while(is_open)
+    return tf.data.Dataset.range(_MANY).take_while(is_open).flat_map(zeros_for_a_while)
 
 
 def _parsed(dataset: tf.data.Dataset) -> Any:
