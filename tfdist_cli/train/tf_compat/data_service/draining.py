@@ -26,7 +26,8 @@ def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     """Lets a process that runs a pipeline end the sources of it, before it takes their next element.
 
     Every source of the dataset ends when the function that the process has registered as `name` returns True, see
-    `register_python`. It is called before an element, and not again within 20 ms. What the source has returned before passes through the rest of the pipeline as at any end.
+    `register_python`. It is called before an element, and not again within 20 ms. What the source has returned before
+    passes through the rest of the pipeline as at any end.
 
     Each element of a source is chosen by an element of another dataset, which ends with the function. `take_while`
     after the source would not do: it takes an element, and drops it.
