@@ -6,7 +6,7 @@ import pytest
 import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import batches, classes, classifier
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.trainer.arguments import as_callbacks
 
 
@@ -82,6 +82,12 @@ LAYERED = (X, {"a": Y, "b": Y})
 def test_data_and_arguments_that_do_not_go_together(data, given, code):
     with raises(UsageError, code):
         tfdist.fit(classifier(), *data, **given)
+
+
+@pytest.mark.parametrize("x", ["data.csv", 5])
+def test_what_is_no_data_is_named_before_its_targets(x):
+    with raises(TrainingError, "unsupported-data-type"):
+        tfdist.fit(classifier(), x, Y, batch_size=4)
 
 
 @pytest.mark.parametrize("given", [{"every_steps": 0}, {"keep": 0}])

@@ -63,13 +63,16 @@ class Inputs:
         return cls(x, y, sample_weight, class_weight, name)
 
     def check(self) -> None:
-        """Checks that targets and weights go with the data.
+        """Checks the type of the data, and that targets and weights go with it.
 
         Raises:
-            UsageError: they are part of it already.
+            TrainingError: it is no data.
+            UsageError: the targets or weights are part of it already.
         """
         if self.arrays:
             return
+        if not (isinstance(self.x, tf.data.Dataset) or callable(self.x) or is_python_data(self.x)):
+            as_dataset_function(self.x)  # which names the types that are data
         for name, value in (("y", self.y), ("sample_weight", self.sample_weight)):
             if value is not None:
                 raise UsageError(
