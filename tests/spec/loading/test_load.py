@@ -131,7 +131,7 @@ def test_parameters_may_be_set_as_a_whole_and_below_what_the_recipe_has(folder):
 
 def test_the_last_override_wins_and_null_takes_a_key_away(folder):
     cluster = load_cluster(
-        "cluster.yaml", ["name=a", "name=b", "roles.evaluator={}", "roles.evaluator=null", "run_dir="]
+        "cluster.yaml", ["name=a", "name=b", "roles.evaluator={}", "roles.evaluator=null", "run_dir=null"]
     )
     assert cluster.name == "b"
     assert cluster.roles.evaluator is None
@@ -226,6 +226,8 @@ def test_data_workers_and_a_recipe_that_reads_from_them_need_each_other(folder):
 OVERRIDES = {
     "roles.worker.replicas": ("malformed-override", "PATH=VALUE"),
     "=3": ("malformed-override", "PATH=VALUE"),
+    "roles.worker.replicas=": ("malformed-override", "null"),
+    "name= ": ("malformed-override", "null"),
     "roles..replicas=3": ("malformed-override", "PATH=VALUE"),
     "roles.worker.replicas=x": ("wrong-type", "'x'"),
     "roles.worker.replica=3": ("unknown-key", "'replicas'"),

@@ -29,10 +29,10 @@ class Override:
 
     @classmethod
     def parse(cls, text: str, environ: Mapping[str, str]) -> Override:
-        """Parses `roles.worker.replicas=4`. The value is YAML; without a value after the `=` it is null.
+        """Parses `roles.worker.replicas=4`. The value is YAML.
 
         Raises:
-            SpecError: there is no `=`, a part of the path is empty, or the value is not YAML.
+            SpecError: there is no `=` or nothing after it, a part of the path is empty, or the value is not YAML.
         """
         path, equals, value = text.partition("=")
         hidden = equals and set(CONFIDENTIAL) & set(path.split("."))
@@ -42,6 +42,9 @@ class Override:
         parts = tuple(path.strip().split("."))
         if not all(parts):
             message = "a part of the path is empty: expected PATH=VALUE, such as roles.worker.replicas=4"
+            _refuse(Place(source), message, code="malformed-override")
+        if not value.strip():  # an empty variable of a shell must not mean the default
+            message = "there is no value: write null for the default, or '' for an empty text"
             _refuse(Place(source), message, code="malformed-override")
         if len(parts) > DEEPEST:
             _refuse(Place(source), f"the path is more than {DEEPEST} deep", code="nested-too-deep")
