@@ -135,6 +135,12 @@ def test_the_join_address_is_the_first_free_port_after_the_chiefs():
     assert (environment.join_address, environment.max_workers) == (Address("127.0.0.1", 2227), 3)
 
 
+@pytest.mark.parametrize(("spec", "most"), [({"replicas": 1, "max": 3}, 3), ({"replicas": 2}, 0)])
+def test_every_task_knows_how_many_data_workers_there_may_be(spec, most):
+    made = plan(cluster(chief={}, worker={}, ps={}, data_dispatcher={}, data_worker=spec))
+    assert Environment.read(made[TaskId("chief")].env).max_data_workers == most
+
+
 @pytest.mark.parametrize("launcher", ["spark", "ray"])
 def test_nothing_waits_for_workers_that_the_launcher_cannot_start(launcher):
     given = {"strategy": "parameter_server", "roles": {"chief": {}, "worker": {"replicas": 1, "max": 3}, "ps": {}}}

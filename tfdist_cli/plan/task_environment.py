@@ -15,7 +15,15 @@ from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import ALL_GPUS, Resources
 from tfdist_cli.plan.tf_config import tf_config_json
-from tfdist_cli.protocol.environment import COMMUNICATION, JOIN_ADDRESS, MAX_WORKERS, RUN_DIR, START_TIMEOUT, STRATEGY
+from tfdist_cli.protocol.environment import (
+    COMMUNICATION,
+    JOIN_ADDRESS,
+    MAX_DATA_WORKERS,
+    MAX_WORKERS,
+    RUN_DIR,
+    START_TIMEOUT,
+    STRATEGY,
+)
 from tfdist_cli.protocol.masking import SECRETS
 from tfdist_cli.protocol.records import ENABLED, LAUNCHER_PID, TASK_DIR
 from tfdist_cli.spec.address import Address
@@ -59,6 +67,7 @@ def planned_environment(
         STRATEGY: cluster.strategy,
         **({COMMUNICATION: cluster.communication} if cluster.communication else {}),
         **_of_joining(cluster, addresses),
+        **_of_data_workers(cluster),
         RUN_DIR: str(run_dir),
         **_of_resources(resources, renumbered=traits.containers),
         "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", _log_level(cluster, task)),
@@ -89,6 +98,12 @@ def _of_joining(cluster: Cluster, addresses: Mapping[TaskId, Address]) -> dict[s
         return {}
     most = sum(joins_cluster(cluster.strategy, task.role) for task in cluster.possible_tasks)
     return {JOIN_ADDRESS: str(address), MAX_WORKERS: str(most)}
+
+
+def _of_data_workers(cluster: Cluster) -> dict[str, str]:
+    """The variable of a cluster that data workers may join."""
+    now, most = (sum(task.traits.prepares_data for task in tasks) for tasks in (cluster.tasks, cluster.possible_tasks))
+    return {MAX_DATA_WORKERS: str(most)} if most > now else {}
 
 
 def _of_resources(resources: Resources, *, renumbered: bool) -> dict[str, str]:

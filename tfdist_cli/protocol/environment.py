@@ -30,6 +30,7 @@ START_TIMEOUT = "TFDIST_START_TIMEOUT"
 JOIN_ADDRESS = "TFDIST_JOIN_ADDRESS"
 """Where the chief takes workers that join a running training, and those that leave it."""
 MAX_WORKERS = "TFDIST_MAX_WORKERS"
+MAX_DATA_WORKERS = "TFDIST_MAX_DATA_WORKERS"
 DEFAULT_START_TIMEOUT = 120.0
 
 
@@ -57,6 +58,7 @@ class Environment:
         gpu_memory: the share of each GPU's memory for this process; None leaves that to TensorFlow.
         join_address: where the chief takes workers that join and leave; None if it takes none.
         max_workers: the most workers that it takes; 0 if it takes none.
+        max_data_workers: the most data workers that there may be; 0 if there will not be more than at the start.
         communication: how mirrored workers sum their gradients.
         phases: whether to time each phase of a step, for `tfdist bench`.
     """
@@ -68,6 +70,7 @@ class Environment:
     start_timeout: float = DEFAULT_START_TIMEOUT
     join_address: Address | None = None
     max_workers: int = 0
+    max_data_workers: int = 0
     phases: bool = False
     gpus: int = 0
     gpu_memory: float | Size | None = None
@@ -92,6 +95,7 @@ class Environment:
             start_timeout=_seconds(environ.get(START_TIMEOUT)),
             join_address=_join_address(environ.get(JOIN_ADDRESS)),
             max_workers=_count(MAX_WORKERS, environ.get(MAX_WORKERS), "a number of workers"),
+            max_data_workers=_count(MAX_DATA_WORKERS, environ.get(MAX_DATA_WORKERS), "a number of data workers"),
             phases=environ.get(WATCH) == "1",
             gpus=_gpus(environ.get(GPUS)),
             gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),

@@ -20,6 +20,7 @@ _SET_BY_TFDIST = {
     "TFDIST_RUN_DIR": "run_dir",
     "TFDIST_JOIN_ADDRESS": "",
     "TFDIST_MAX_WORKERS": "max",
+    "TFDIST_MAX_DATA_WORKERS": "max",
     "TFDIST_SECRETS": "secrets",
     "TFDIST_GPUS": "gpus",
     "CUDA_VISIBLE_DEVICES": "gpus",

@@ -117,6 +117,8 @@ def test_the_service_of_a_cluster():
     other = DataService.of(environment("parameter_server", chief=Address("x"), ps=Address("y"), **tasks))
     assert other.readers == 1
     assert other.number > mirrored.number
+    more = replace(environment(**tasks), max_data_workers=3)  # so its pipeline must not count elements
+    assert DataService.of(more).workers == 3
     with raises(UsageError, "no-data-workers"):
         DataService.of(Environment())
 

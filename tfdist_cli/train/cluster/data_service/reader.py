@@ -36,7 +36,7 @@ class DataService:
 
     Args:
         dispatcher: the dispatcher's address, as gRPC takes it.
-        workers: the number of data workers.
+        workers: the most data workers that there may be.
         readers: the number of tasks that read, each a part of every pass.
         number: the number of the training in this program; tasks that read the same pass have the same number.
         may_leave: whether data workers may leave while a pass is read.
@@ -68,7 +68,7 @@ class DataService:
             )
         readers = len(environment.members) if environment.traits.together else 1
         dispatcher = members.dispatcher() if members else str(address)
-        workers = len(environment.data_service) - 1
+        workers = max(len(environment.data_service) - 1, environment.max_data_workers)
         return cls(dispatcher, workers, readers, next(_trainings), may_leave=members is not None)
 
     def batches(self, examples: DatasetFunction, pipeline: Pipeline) -> DatasetFunction:
