@@ -1,6 +1,7 @@
 """Data workers that leave and join a training that runs: each example once in each pass."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,3 +60,17 @@ def test_each_example_is_there_once_in_each_pass_while_data_workers_leave_and_jo
     assert [each["replicas"] for each in done.report["resizes"]] == [{"data_worker": [2, 1]}, {"data_worker": [1, 3]}]
     epochs = [line for line in done.lines("metrics.jsonl") if line["epoch_done"]]
     assert [line["values"]["once"] for line in epochs] == [COUNT] * 6
+
+
+@pytest.mark.parametrize(
+    ("number", "task", "signum"), [(3, "data_worker:2", signal.SIGKILL), (1, "data_worker:0", signal.SIGTERM)]
+)
+def test_one_that_joined_and_is_killed_or_the_last_one_ends_the_training(number, task, signum, training):
+    training.until(lambda: training.trained and training.trained[-1]["step"] > 5, seconds=180)
+    asked = scale(training, number)
+    assert asked.returncode == 0, asked.stderr
+    os.kill(training.events("started", task)[-1]["pid"], signum)
+    done = training.finish(60)
+    assert done.code != 0
+    assert re.search(rf"error\[task-lost\]: {task} at 127\.0\.0\.1:", done.stderr), done.stderr
+    assert done.processes_left == []

@@ -28,6 +28,7 @@ def servers():
                 worker_address=service_name("127.0.0.1:%port%", str(number)),
                 protocol="grpc",
                 heartbeat_interval_ms=100,
+                dispatcher_timeout_ms=1000,  # a worker that waits for a dispatcher cannot be stopped
             )
         )
         for number in range(2)

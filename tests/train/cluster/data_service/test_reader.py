@@ -27,7 +27,7 @@ def service():
     module = tf.data.experimental.service
     dispatcher = module.DispatchServer(module.DispatcherConfig(protocol="grpc"))
     workers = [
-        module.WorkerServer(module.WorkerConfig(dispatcher_address=dispatcher._address, protocol="grpc"))
+        module.WorkerServer(module.WorkerConfig(dispatcher._address, protocol="grpc", dispatcher_timeout_ms=1000))
         for _ in range(2)
     ]
     yield DataService(dispatcher._address, workers=2)

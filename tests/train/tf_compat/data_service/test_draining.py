@@ -89,7 +89,12 @@ def test_parts_of_a_pass_that_nobody_reads_any_more_end():
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer(dispatcher_config(0, "grpc"))
     worker = service.WorkerServer(
-        service.WorkerConfig(dispatcher_address=dispatcher._address, protocol="grpc", heartbeat_interval_ms=100)
+        service.WorkerConfig(
+            dispatcher_address=dispatcher._address,
+            protocol="grpc",
+            heartbeat_interval_ms=100,
+            dispatcher_timeout_ms=1000,
+        )
     )
     data = tf.data.Dataset.range(1000).apply(
         service.distribute(service.ShardingPolicy.DYNAMIC, f"grpc://{dispatcher._address}")
