@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from tfdist_cli.train.tf_compat.data import register_python
 from tfdist_cli.train.tf_compat.data_service import draining
@@ -49,6 +50,16 @@ def test_a_dataset_is_the_same_until_it_is_ended(make):
     assert ending.element_spec == make().element_spec
     for one, other in zip(ending, make(), strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, _dense(one), _dense(other))
+    assert asked.count > 0
+
+
+def test_a_dataset_is_the_same_with_deterministic_operations():
+    asked = Asked()
+    tf.config.experimental.enable_op_determinism()
+    try:
+        assert list(map(int, ending_on_request(tf.data.Dataset.range(20), NAME))) == list(range(20))
+    finally:
+        config.disable_op_determinism()
     assert asked.count > 0
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import service_config_pb2
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
 
-from tfdist_cli.train.tf_compat.data import call_registered
+from tfdist_cli.train.tf_compat.data import call_registered, clock
 
 _MANY = 2**40
 _ASK_SECONDS = 0.02
@@ -59,10 +59,10 @@ def _open(name: str) -> tf.data.Dataset:
 
     @tf.autograph.experimental.do_not_convert
     def zeros_for_a_while(_: tf.Tensor) -> tf.data.Dataset:
-        end = tf.timestamp() + _ASK_SECONDS
+        end = clock() + _ASK_SECONDS
         zero = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
         return zero.concatenate(
-            zero.repeat().take_while(tf.autograph.experimental.do_not_convert(lambda _: tf.timestamp() < end))
+            zero.repeat().take_while(tf.autograph.experimental.do_not_convert(lambda _: clock() < end))
         )
 
     return tf.data.Dataset.range(_MANY).take_while(is_open).flat_map(zeros_for_a_while)
