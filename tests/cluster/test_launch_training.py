@@ -131,7 +131,7 @@ FAILURES = {
     "wrong shape": (RECIPE.replace("keras.Input((8,))", "keras.Input((9,))"), r"the model takes \(None, 9\)"),
     "batched twice": (
         RECIPE.replace(".shard(shard.count", ".batch(8).shard(shard.count"),
-        r"batched twice",
+        r"train\.batch_size is 16, and .* returns batches",
     ),
     "not a number": (
         RECIPE.replace('params.get("learning_rate", 0.01)', 'float("inf")'),

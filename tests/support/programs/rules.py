@@ -5,6 +5,7 @@ rules.py OUT CASE...
 Variables and histories are written to OUT.npz; counts are printed as JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -25,6 +26,9 @@ from tfdist_cli.train.engine.base import WorkerReport
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.variables.placement import PlacementRules
+
+with contextlib.suppress(ImportError):  # not for Python 3.10
+    import keras_rs  # noqa: F401 it draws random numbers at its import, which no case may do after its seed is set
 
 BATCH, STEPS = 8, 36
 ROWS = 50
