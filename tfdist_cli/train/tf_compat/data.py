@@ -53,8 +53,8 @@ _WITHOUT_CLUSTER = "localhost"
 """The job of a process that has not joined a cluster."""
 _SHARD = "_ShardDataset"
 _SLICES = "_TensorSliceDataset"
-_MADE_FROM = "_made_from"
-"""The attribute of a dataset that was made again: the original."""
+MADE_FROM = "_made_from"
+"""The attribute of a dataset that was made again: the original, which keeps its Python functions and its tables."""
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
 _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 _PASSES_ON = {"_PrefetchDataset", "_OptionsDataset"}
@@ -101,8 +101,8 @@ def sliced_arrays(dataset: tf.data.Dataset) -> list[tf.Tensor]:
     """
     found = []
     for part in transformations(dataset):
-        if hasattr(part, _MADE_FROM):
-            found += sliced_arrays(getattr(part, _MADE_FROM))
+        if hasattr(part, MADE_FROM):
+            found += sliced_arrays(getattr(part, MADE_FROM))
         elif type(part).__name__ == _SLICES:
             found += [tensor for tensor in part._tensors if tensor.dtype not in (tf.variant, tf.resource)]
     return found
@@ -252,7 +252,7 @@ def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
     with tf.device(source):
         graph, options = _for_any_host(serialize_dataset_to_graph(dataset)), dataset.options()
     again = deserialize_dataset_from_graph(graph, dataset.element_spec)
-    setattr(again, _MADE_FROM, dataset)  # which keeps its Python functions
+    setattr(again, MADE_FROM, dataset)
     return again.with_options(options)
 
 

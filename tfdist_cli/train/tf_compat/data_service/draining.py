@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import service_config_pb2
 from tensorflow.python.distribute.coordinator.values import deserialize_dataset_from_graph, serialize_dataset_to_graph
 
-from tfdist_cli.train.tf_compat.data import call_registered, clock
+from tfdist_cli.train.tf_compat.data import MADE_FROM, call_registered, clock
 
 _MANY = 2**40
 _ASK_SECONDS = 0.02
@@ -43,7 +43,7 @@ def ending_on_request(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
         _put_before_readers(graph, gate, source)
     graph.library.MergeFrom(gate.library)
     again = deserialize_dataset_from_graph(tf.constant(graph.SerializeToString()), dataset.element_spec)
-    again._made_from = dataset  # which keeps its tables
+    setattr(again, MADE_FROM, dataset)
     return again.with_options(dataset.options())
 
 
