@@ -15,8 +15,8 @@ from benchmarks.workload import Workload
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
 """The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
 WORKERS = 2
-STAGED = "mlp_deep"
-"""The model whose layers are divided into stages of about equal bytes; it is in no other contest."""
+STAGED = ("mlp_deep", "mlp_deep_1024")
+"""The models whose layers are divided into stages of about equal bytes; they are in no other contest."""
 SYNC = {"mode": "sync"}
 
 
@@ -181,7 +181,7 @@ def _peer(name: str, key: str, placement: Placement) -> Side:
 def _grid() -> dict[str, Contest]:
     contests = {}
     for key, size in SIZES.items():
-        if size.kind == "table" or key == STAGED:
+        if size.kind == "table" or key in STAGED:
             continue
         for name, placement in PLACEMENTS.items():
             for peer in placement.peers:
@@ -235,13 +235,17 @@ def _itself() -> dict[str, Contest]:
 
 
 def _stages() -> dict[str, Contest]:
-    """Returns the contest of a model whose layers are on two workers, and one process with the same batches."""
-    size = SIZES[STAGED]
-    work = Workload(STAGED, size.batch, size.steps, size.steps_per_execution)
-    ours = Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], {"chief": 1, "worker": WORKERS}, replace(work, micro_batches=8))
-    peer = Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, work)
-    full = f"{STAGED}:stages:keras"
-    return {full: Contest(full, f"{size.title}: {WORKERS} stages", ours, peer)}
+    """Returns the contests of models whose layers are on two workers, and one process with the same batches."""
+    contests = {}
+    for key in STAGED:
+        size = SIZES[key]
+        work = Workload(key, size.batch, size.steps, size.steps_per_execution)
+        tasks = {"chief": 1, "worker": WORKERS}
+        ours = Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], tasks, replace(work, micro_batches=8))
+        peer = Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, work)
+        full = f"{key}:stages:keras"
+        contests[full] = Contest(full, f"{size.title}: {WORKERS} stages", ours, peer)
+    return contests
 
 
 def _tables() -> dict[str, Contest]:

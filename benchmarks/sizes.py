@@ -65,6 +65,9 @@ SIZES = {
     "mlp_deep": Size(
         "MLP 784-6 × 1024-10, batch 256", "mlp", 256, steps=20, steps_per_execution=10, widths=(1024,) * 6
     ),
+    "mlp_deep_1024": Size(
+        "MLP 784-6 × 1024-10, batch 1024", "mlp", 1024, steps=6, steps_per_execution=3, widths=(1024,) * 6
+    ),
     "cnn": Size("CNN, batch 64", "cnn", 64),
     "transformer": Size(
         "transformer 2 × 128, batch 32", "transformer", 32, steps=5, steps_per_execution=5, widths=(128,) * 2
@@ -101,4 +104,4 @@ SIZES = {
     "table_100k": _table("1 table of 100k × 32, batch 256", 100_000),
     "table_10m": _table("1 table of 10M × 32, batch 256", 10_000_000),
 }
-"""All models; the grid has those that are not of the kind `table`, except for `mlp_deep`."""
+"""All models; the grid has those that are not of the kind `table`, except for `mlp_deep` and `mlp_deep_1024`."""
