@@ -167,7 +167,7 @@ def _watch(engine: Engine, processes: dict[str, Any], names: Sequence[str], fold
         The reason why a model has no result; None if all processes exited with code 0.
     """
     since, before, failed = time.monotonic(), 0, 0.0
-    while any(process.poll() is None for process in processes.values()):
+    while running := [process for process in processes.values() if process.poll() is None]:
         done = _done(engine, names, folder)
         if done > before:
             since, before = time.monotonic(), done
@@ -177,7 +177,7 @@ def _watch(engine: Engine, processes: dict[str, Any], names: Sequence[str], fold
             break
         if time.monotonic() - since > limit:
             return f"hung: no result in {limit:.0f} s"
-        _pause(next(process for process in processes.values() if process.poll() is None))
+        _pause(running[0])
     codes = {task or "the process": process.poll() for task, process in processes.items()}
     return f"exit codes {codes}" if any(codes.values()) else None
 
