@@ -154,14 +154,18 @@ def call_registered(name: str, argument: tf.Tensor, dtype: tf.DType) -> tf.Tenso
     return result
 
 
-def clock() -> tf.Tensor:
-    """Returns the seconds since 1970 by the clock of the device, float64.
+def is_deterministic() -> bool:
+    """Whether operations are deterministic: random ones then fail without a seed, and `tf.timestamp` in any case.
 
-    Seen in TensorFlow 2.21.0: `config.is_op_determinism_enabled`, also by the variable `TF_DETERMINISTIC_OPS`;
-    `tf.timestamp` then fails. Reason: the setting has no public getter, and tfdist measures how long steps take.
-    Replace with: an operation that reads the clock with deterministic operations, too.
+    Seen in TensorFlow 2.21.0: `config.is_op_determinism_enabled`, also by the variable `TF_DETERMINISTIC_OPS`. Reason:
+    the setting has no public getter. Replace with: one.
     """
-    if not config.is_op_determinism_enabled():
+    return bool(config.is_op_determinism_enabled())
+
+
+def clock() -> tf.Tensor:
+    """Returns the seconds since 1970 by the clock of the device, float64; with deterministic operations, too."""
+    if not is_deterministic():
         return tf.timestamp()
     seconds = call_registered(_CLOCK, tf.constant(0), tf.float64)
     seconds.set_shape([])

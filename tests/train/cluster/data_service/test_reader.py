@@ -8,6 +8,7 @@ from itertools import zip_longest
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config
 
 from tests.support.codes import raises
 from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
@@ -103,6 +104,17 @@ def test_random_numbers_of_the_data_differ_between_passes_and_the_programs_seed_
     )(Shard())
     assert len(set(flat(read(data, 3)))) == 3
     assert context.global_seed() == 5
+
+
+def test_deterministic_operations_keep_the_seed_that_tensorflow_demands(service):
+    tf.random.set_seed(5)
+    tf.config.experimental.enable_op_determinism()
+    try:
+        shown = flat(read(service.batches(numbers(48), Pipeline(4))(Shard()), 24))
+    finally:
+        config.disable_op_determinism()
+    assert sorted(shown[:48]) == sorted(shown[48:]) == list(range(48))
+    assert shown[:48] != list(range(48))
 
 
 def environment(strategy="single", **addresses):

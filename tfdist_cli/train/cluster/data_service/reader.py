@@ -20,7 +20,7 @@ from tfdist_cli.train.cluster.data_service.members import DataWorkers
 from tfdist_cli.train.cluster.data_service.server import DISPATCHER, IS_LEAVING, PROTOCOL
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, cardinality, checked
 from tfdist_cli.train.data.service_support import check_served
-from tfdist_cli.train.tf_compat.data import batch_size, distributed
+from tfdist_cli.train.tf_compat.data import batch_size, distributed, is_deterministic
 from tfdist_cli.train.tf_compat.data_service.draining import ending_on_request
 from tfdist_cli.train.tf_compat.eager_context import global_seed
 
@@ -133,7 +133,11 @@ def _without_seed() -> Iterator[None]:
     """Within the context, the data's random operations get no seed, so that each pass draws new numbers.
 
     Every data worker starts each pass anew: with a seed, all passes of all data workers would draw the same numbers.
+    They do with deterministic operations, for which TensorFlow demands a seed.
     """
+    if is_deterministic():
+        yield
+        return
     seed = global_seed()
     tf.random.set_seed(None)
     try:
