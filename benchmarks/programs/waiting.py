@@ -16,27 +16,35 @@ WIDTH = 512
 """One dense layer of this width has 1 MB of weights."""
 
 
-class Wait(keras.layers.Layer):
-    """Passes its first input on after as many milliseconds as its second input adds up to; no thread computes then.
+def held(x: tf.Tensor, milliseconds: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor after some time; no thread computes then.
 
     A dataset of one element is read, which TensorFlow's runtime holds back on a timer. Python takes no part in it, so
     that workers that run functions of another process can wait, too.
+
+    Args:
+        x: the tensor.
+        milliseconds: how long, shape ().
     """
+    # A dataset of the input is neither a constant, which would be computed once, nor read before the step.
+    one = tf.reduce_mean(tf.stop_gradient(x))
+    dataset = tf.data.Dataset.from_tensors(one).repeat()
+    kind = {"output_types": [one.dtype], "output_shapes": [one.shape]}
+    slow = tf.raw_ops.SleepDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        sleep_microseconds=tf.cast(tf.round(1000.0 * milliseconds), tf.int64),
+        **kind,
+    )
+    # One element, without asking for the end: that would wait again.
+    first = tf.raw_ops.TakeDataset(input_dataset=slow, count=tf.constant(1, tf.int64), **kind)
+    return x + 0.0 * tf.raw_ops.DatasetToSingleElement(dataset=first, **kind)[0]
+
+
+class Wait(keras.layers.Layer):
+    """Passes its first input on after as many milliseconds as its second input adds up to."""
 
     def call(self, inputs: Any) -> Any:
-        x, milliseconds = inputs
-        # A dataset of the input is neither a constant, which would be computed once, nor read before the step.
-        one = tf.reduce_mean(tf.stop_gradient(x))
-        dataset = tf.data.Dataset.from_tensors(one).repeat()
-        kind = {"output_types": [one.dtype], "output_shapes": [one.shape]}
-        held = tf.raw_ops.SleepDataset(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            sleep_microseconds=tf.cast(tf.round(1000.0 * tf.reduce_sum(milliseconds)), tf.int64),
-            **kind,
-        )
-        # One element, without asking for the end: that would wait again.
-        first = tf.raw_ops.TakeDataset(input_dataset=held, count=tf.constant(1, tf.int64), **kind)
-        return x + 0.0 * tf.raw_ops.DatasetToSingleElement(dataset=first, **kind)[0]
+        return held(inputs[0], tf.reduce_sum(inputs[1]))
 
 
 def model(_params: dict[str, Any]) -> keras.Model:
