@@ -8,16 +8,15 @@ the time (Huang et al., GPipe, 2019, section 2.3). What is above it is sending, 
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import end_on_sigterm, interleaved, publish
 from benchmarks.waits import launched, rate_of
 from tfdist_cli.bench.figures import Spread
-from tfdist_cli.bench.machine import Usage, describe
+from tfdist_cli.bench.machine import Usage
 
 PROGRAM = Path(__file__).parent / "programs" / "stages.py"
 CLUSTER = """
@@ -110,15 +109,14 @@ def measure(case: Case, seconds: float) -> Result:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures each case in each round, and prints a table."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
-    cases = arguments.cases or FIGURES
-    results: dict[Case, list[Result]] = {case: [] for case in cases}
-    for _ in range(arguments.rounds):
-        for case in cases:
-            results[case].append(measure(case, arguments.seconds))
-            print(f"{case}: {results[case][-1]}", file=sys.stderr, flush=True)
-    command = " ".join(["python -m benchmarks.bubble", *(sys.argv[1:] if argv is None else argv)])
-    print(f"`{command}`. {describe()}.\n\n{table(results)}")
+    end_on_sigterm()
+    results = interleaved(
+        arguments.cases or FIGURES,
+        arguments.rounds,
+        lambda case: measure(case, arguments.seconds),
+        lambda case, result: f"{case}: {result}",
+    )
+    publish("benchmarks.bubble", argv, table(results))
 
 
 def table(results: Mapping[Case, Sequence[Result]]) -> str:

@@ -30,8 +30,9 @@ from typing import Any
 import psutil
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.command import end_on_sigterm, publish
 from benchmarks.waits import Run, launched
-from tfdist_cli.bench.machine import Usage, describe
+from tfdist_cli.bench.machine import Usage
 from tfdist_cli.protocol.run_files import read_lines
 from tfdist_cli.spec.roles import Role
 
@@ -410,16 +411,15 @@ def measure_stalls(training: Training, workers: int, seconds: float) -> dict[str
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures each mode in each round, and prints a table."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
+    end_on_sigterm()
     rows = []
     for _ in range(arguments.rounds):
         for mode in arguments.modes or (RESIZES if arguments.checkpoint else ["async"] if arguments.data else MODES):
             rows += _measure(mode, arguments)
             print(rows[-1], file=sys.stderr, flush=True)
-    command = " ".join(["python -m benchmarks.elastic", *(sys.argv[1:] if argv is None else argv)])
     columns = _STALL_COLUMNS if arguments.stall else _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    print(f"`{command}`. {describe()}.\n\n" + "\n".join([*head, *rows]))
+    publish("benchmarks.elastic", argv, "\n".join([*head, *rows]))
 
 
 _CHANGE_COLUMNS = (

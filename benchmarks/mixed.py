@@ -8,7 +8,6 @@ is the share of the sum of both speeds that they reach together, in examples per
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
+from benchmarks.command import end_on_sigterm, publish
 from benchmarks.waits import CLUSTER, PROGRAM, launched, rate_of, recipe_of
 from tfdist_cli.bench.figures import Spread
-from tfdist_cli.bench.machine import describe
 
 BATCH = 32
 """A worker's batch, on average: large enough to be divided finely."""
@@ -108,7 +107,7 @@ def table(rounds: Sequence[Mapping[str, float]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures each training in each round, and prints a table."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
+    end_on_sigterm()
     rounds: list[dict[str, float]] = []
     for _ in range(arguments.rounds):
         rates: dict[str, float] = {}
@@ -116,8 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rates[name] = measure(training, arguments.seconds, arguments.checkout)
             print(f"{name}: {rates[name]:.0f} examples/s", file=sys.stderr, flush=True)
         rounds.append(rates)
-    command = " ".join(["python -m benchmarks.mixed", *(sys.argv[1:] if argv is None else argv)])
-    print(f"`{command}`. {describe()}.\n\n{table(rounds)}")
+    publish("benchmarks.mixed", argv, table(rounds))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,8 +23,9 @@ from typing import Protocol
 import psutil
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.command import end_on_sigterm, interleaved, publish
 from tfdist_cli.bench.figures import Spread
-from tfdist_cli.bench.machine import Usage, describe
+from tfdist_cli.bench.machine import Usage
 from tfdist_cli.protocol.run_files import read_lines
 
 PROGRAM = Path(__file__).parent / "programs" / "waiting.py"
@@ -276,15 +277,14 @@ def launched(
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures each case in each round, and prints a table."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
-    cases = arguments.cases or FIGURES
-    results: dict[Case, list[Result]] = {case: [] for case in cases}
-    for _ in range(arguments.rounds):
-        for case in cases:
-            results[case].append(measure(case, arguments.settings, arguments.seconds, arguments.checkout))
-            print(f"{case.title}: {_shown(results[case][-1:])}", file=sys.stderr, flush=True)
-    command = " ".join(["python -m benchmarks.waits", *(sys.argv[1:] if argv is None else argv)])
-    print(f"`{command}`. {describe()}.\n\n{table(results)}")
+    end_on_sigterm()
+    results = interleaved(
+        arguments.cases or FIGURES,
+        arguments.rounds,
+        lambda case: measure(case, arguments.settings, arguments.seconds, arguments.checkout),
+        lambda case, result: f"{case.title}: {_shown([result])}",
+    )
+    publish("benchmarks.waits", argv, table(results))
 
 
 def table(results: Mapping[Case, Sequence[Result]]) -> str:
