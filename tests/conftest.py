@@ -1,13 +1,15 @@
 """Shared by all tests: signals as in a terminal, and long tests that take turns from day to day."""
 
 import datetime
+import gc
 import logging
 import os
 import signal
-from collections import defaultdict
 
 import hypothesis
 import pytest
+
+from tests.support.rotation import left_out
 
 hypothesis.settings.register_profile("tfdist", deadline=None)
 hypothesis.settings.load_profile("tfdist")  # an example takes as long as the machine's load lets it
@@ -42,29 +44,13 @@ def pytest_collection_modifyitems(config, items):
     """Deselects rotating tests on the days that are not theirs."""
     if os.environ.get("TFDIST_TEST_LONG") == "1":
         return
-    today, left_out = int(os.environ[_DAY]), set()
-    cases: defaultdict[str, list] = defaultdict(list)
-    for item in items:
-        marker = item.get_closest_marker("rotates")
-        if marker and (today - _day(item, marker, cases[item.nodeid.partition("[")[0]])) % marker.args[0]:
-            left_out.add(item)
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+    not_today = left_out(items, int(os.environ[_DAY]))
+    if not_today:
+        config.hook.pytest_deselected(items=list(not_today))
+        items[:] = [item for item in items if item not in not_today]
 
 
-def _day(item: pytest.Item, marker: pytest.Mark, cases: list) -> int:
-    """The day that the mark names, or the number of the case of a parametrized test.
-
-    Args:
-        item: the test.
-        marker: its mark.
-        cases: the cases of the same test before this one; a new case is added.
-    """
-    if len(marker.args) == 2:
-        return marker.args[1]
-    by = marker.kwargs.get("by")
-    case = item.callspec.params[by] if by else item.nodeid  # type: ignore[attr-defined] # of a parametrized test
-    if case not in cases:
-        cases.append(case)
-    return cases.index(case)
+def pytest_collection_finish():
+    """Lets the garbage collector pass over what lives as long as this process: TensorFlow's and Keras's modules."""
+    gc.collect()
+    gc.freeze()

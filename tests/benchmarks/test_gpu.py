@@ -127,7 +127,7 @@ ON_CPU = "training by mirrored workers", "training by parameter servers"
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", ON_CPU)
 def test_without_gpus_it_compares_clusters_on_the_cpu(name, written):
     [check] = written("--only", name).values()

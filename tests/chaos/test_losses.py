@@ -56,7 +56,7 @@ def lost_tasks(done):
     return [(loss["task"], loss["restarts"]) for loss in done.report["losses"]]
 
 
-@pytest.mark.rotates(4, 0)
+@pytest.mark.rotates(5, 0)
 def test_servers_lose_a_worker_the_evaluator_and_a_ps(train):
     training = train(SERVERS, "--max-restarts", 5)
     done = survive(
@@ -73,7 +73,7 @@ def test_servers_lose_a_worker_the_evaluator_and_a_ps(train):
     assert "lost: ps:0 after" in done.stderr
 
 
-@pytest.mark.rotates(4, 1)
+@pytest.mark.rotates(5, 4)
 def test_workers_that_take_steps_of_their_own_may_be_lost(train):
     """With what they have not handed in yet; others take these steps."""
     training = train(SERVERS, "--max-restarts", 5, "--set", "updates.local_steps=10")
@@ -81,7 +81,7 @@ def test_workers_that_take_steps_of_their_own_may_be_lost(train):
     assert lost_tasks(done) == [("worker:1", "task"), ("ps:0", "job")]
 
 
-@pytest.mark.rotates(4, 2)
+@pytest.mark.rotates(5, 3)
 def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
     """The chief sends the worker a new function just then, and its interpreter waits with it."""
     training = train(SERVERS, "--max-restarts", 5, "--stall-timeout", 15)
@@ -90,13 +90,13 @@ def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
     assert "no heartbeat" in done.report["losses"][1]["cause"]
 
 
-@pytest.mark.rotates(4, 3)
+@pytest.mark.rotates(5, 4)
 def test_mirrored_workers_lose_one(train):
     done = survive(train(MIRRORED, "--max-restarts", 5), Fault("worker:1", 100))
     assert lost_tasks(done) == [("worker:1", "job")]
 
 
-@pytest.mark.rotates(4, 1)
+@pytest.mark.rotates(5, 1)
 def test_stages_lose_a_worker_and_one_that_is_stopped(train):
     training = train(STAGES, "--max-restarts", 5, "--stall-timeout", 15, module=RECIPE_IN_TWO_LAYERS)
     done = survive(training, Fault("worker:1", 100), Fault("worker:0", 300, signal.SIGSTOP), timeout=300)
@@ -104,7 +104,7 @@ def test_stages_lose_a_worker_and_one_that_is_stopped(train):
     assert "no heartbeat" in done.report["losses"][1]["cause"]
 
 
-@pytest.mark.rotates(4, 3)
+@pytest.mark.rotates(5, 2)
 def test_a_stopped_ps_without_restarts_ends_the_job_and_is_named(train):
     training = train(SERVERS, "--max-restarts", 0, "--stall-timeout", 12)
     training.inject(Fault("ps:0", 100, signal.SIGSTOP))
@@ -116,7 +116,7 @@ def test_a_stopped_ps_without_restarts_ends_the_job_and_is_named(train):
     assert "no heartbeat" in done.report["headline"]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("cluster", "stopped"),
     [(SERVERS, [("evaluator:0", "task"), ("chief:0", "job")]), (MIRRORED, [("worker:1", "job"), ("worker:0", "job")])],
@@ -130,7 +130,7 @@ def test_any_task_is_stopped_is_named_and_lost(train, cluster, stopped):
     assert all("no heartbeat" in lost["cause"] for lost in done.report["losses"])
 
 
-@pytest.mark.rotates(4, 1)
+@pytest.mark.rotates(5, 4)
 def test_no_task_survives_the_launcher_not_even_one_that_was_started_again(train):
     training = train(SERVERS, "--max-restarts", 5)
     training.inject(Fault("worker:1", 50))
@@ -157,7 +157,7 @@ def eventually(condition, seconds):
     return True
 
 
-@pytest.mark.rotates(4, 2)
+@pytest.mark.rotates(5, 3)
 @pytest.mark.parametrize("trial", range(TRIALS))
 def test_anything_may_be_lost_at_any_time(train, trial):
     """In one of four trials the launcher is killed, too; the next launch resumes from the last checkpoint."""

@@ -51,7 +51,7 @@ def pause(training, *, launcher):
     return len(stopped)
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 4)
 @pytest.mark.parametrize("trial", range(-(-PAUSES // A_LAUNCH)))
 def test_a_pause_of_all_tasks_costs_none(train, trial):
     chance = random.Random(trial)

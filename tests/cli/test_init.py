@@ -148,7 +148,7 @@ def test_names_of_folders_become_names_of_clusters(tfdist, here):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("start", [["project"], ["project", "--program"], ["project", "--from", "train.py"]])
 def test_what_is_written_is_checked_as_it_is(tfdist, here, start):

@@ -105,7 +105,7 @@ def test_a_dry_run_needs_no_service(launch, s3, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.rotates(3, 2)
+@pytest.mark.rotates(5, 2)
 @pytest.mark.timeout(150)
 def test_a_run_is_reached_from_another_machine(launch, s3, tfdist, tmp_path, monkeypatch):
     """Another folder is the other machine: it has nothing of the run but the address."""

@@ -60,13 +60,13 @@ def chief(programs):
     return programs[0]
 
 
-@pytest.mark.rotates(4, by="case")
+@pytest.mark.rotates(5, by="case")
 @pytest.mark.parametrize("case", LOSSES)
 def test_the_loss_of_two_workers_is_that_of_their_batches_together(case, chief, keras_own):
     assert_equal(chief[case], keras_own[case], 1e-3 if case == "float16" else 1e-5)
 
 
-@pytest.mark.rotates(4, by="case")
+@pytest.mark.rotates(5, by="case")
 @pytest.mark.parametrize("case", CALLBACKS)
 def test_callbacks_and_state_are_as_in_one_process(case, chief, keras_own):
     assert_equal(chief[case], keras_own[case], 1e-5)

@@ -21,7 +21,7 @@ RECIPE_YAML = "module: four_classes\ntrain: {epochs: 2, steps_per_epoch: 80, bat
 SYNC = "updates: {mode: sync}\n"
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("cluster", "more", "phases", "traffic"),
     [

@@ -48,7 +48,7 @@ def weight(path):
     return float(keras.saving.load_model(path).get_weights()[0][0, 0])
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 4)
 def test_the_best_checkpoint_is_exported_and_the_training_ends_after_a_restart_of_the_evaluator(tmp_path):
     (tmp_path / "growing.py").write_text(MODULE)
     (tmp_path / "growing.yaml").write_text(RECIPE)
@@ -72,7 +72,7 @@ def test_the_best_checkpoint_is_exported_and_the_training_ends_after_a_restart_o
     assert (again.code, again.report["step"]) == (0, done.report["step"]), again.stderr
 
 
-@pytest.mark.rotates(4, 3)
+@pytest.mark.rotates(5, 0)
 def test_tasks_without_a_launcher_use_the_scores_of_the_evaluator_too(cluster, tmp_path):
     (tmp_path / "growing.py").write_text(MODULE.replace("4000", "1000"))
     (tmp_path / "growing.yaml").write_text(RECIPE)

@@ -43,7 +43,7 @@ def wait_for(condition, seconds=60):
         time.sleep(0.1)
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 1)
 def test_a_recipe_trains_in_containers(project, engine):
     launched = launching.launch(
         project, "--run-dir", "run", "--start-timeout", "240", "--set", "train.epochs=12", timeout=280

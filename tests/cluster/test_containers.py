@@ -61,7 +61,7 @@ def wait_for(name, text, seconds=120):
         time.sleep(0.5)
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 1)
 def test_four_containers_train_and_exit_with_0(network):
     servers = [start(network, host, task) for host, task in SERVERS.items()]
     chief = start(network, "chief", "chief")
@@ -72,7 +72,7 @@ def test_four_containers_train_and_exit_with_0(network):
     assert engine("run", "--rm", "--entrypoint", "id", IMAGE, "--user").stdout.strip() != "0"
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 0)
 def test_sigterm_saves_and_the_next_chief_continues(network):
     servers = [start(network, host, task) for host, task in SERVERS.items()]
     chief = start(network, "chief", "chief", "--set", "train.epochs=500")

@@ -11,7 +11,7 @@ SHARDED = 1000
 """Tables of so many bytes are sharded."""
 
 
-@pytest.mark.rotates(3, 1)
+@pytest.mark.rotates(5, 3)
 def test_no_update_is_lost_and_checkpoints_move_to_other_ps(cluster, tmp_path):
     for servers, steps in ((2, 12), (3, 20)):
         tasks = cluster(chief=1, ps=servers, worker=2)

@@ -92,8 +92,8 @@ class Elastic:
 
 ASYNCHRONOUS = [
     {},
-    pytest.param({"push_every": 2}, marks=pytest.mark.rotates(4, 1)),
-    pytest.param({"local_steps": 2}, marks=pytest.mark.rotates(4, 3)),
+    pytest.param({"push_every": 2}, marks=pytest.mark.rotates(5, 2)),
+    pytest.param({"local_steps": 2}, marks=pytest.mark.rotates(5, 3)),
 ]
 
 
@@ -119,10 +119,10 @@ def test_workers_join_and_leave_and_every_step_counts_once(cluster, tmp_path, up
 
 
 SYNCHRONOUS = [
-    pytest.param({"mode": "sync"}, marks=pytest.mark.rotates(4, 0)),
-    pytest.param({"mode": "sync", "each_batch": True}, marks=pytest.mark.rotates(4, 1)),
-    pytest.param({"mode": "sync", "aggregate": 2}, marks=pytest.mark.rotates(4, 2)),
-    pytest.param({"mode": "bounded", "staleness": 2}, marks=pytest.mark.rotates(4, 3)),
+    pytest.param({"mode": "sync"}, marks=pytest.mark.rotates(5, 1)),
+    pytest.param({"mode": "sync", "each_batch": True}, marks=pytest.mark.rotates(5, 0)),
+    pytest.param({"mode": "sync", "aggregate": 2}, marks=pytest.mark.rotates(5, 4)),
+    pytest.param({"mode": "bounded", "staleness": 2}, marks=pytest.mark.rotates(5, 2)),
 ]
 
 
@@ -145,7 +145,7 @@ def test_workers_that_step_together_join_and_leave_too(cluster, tmp_path, update
         assert 2 * step < sum(steps.values()) == counted < 3 * step
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 4)
 def test_a_worker_that_has_joined_is_lost_and_found_like_any_other(cluster, tmp_path):
     training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path)
     training.start("worker:2", workers=3)

@@ -33,7 +33,7 @@ def steps_of(training, worker):
     return training.trained[-1].get("worker_steps", {}).get(worker, 0) if training.trained else 0
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 1)
 def test_workers_join_and_leave_without_a_restart(training):
     training.until(lambda: training.trained and training.trained[-1]["step"] > 20, seconds=120)
     assert "worker:1, worker:2 joined after" in scale(training, "worker=3")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.tasks import program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotates(2, 0)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotates(5, 0)]
 
 CASES = [f"{rule}/{fails}" for rule in ("async", "push_every", "sync", "quorum") for fails in ("tracing", "running")]
 

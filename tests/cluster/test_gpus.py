@@ -53,7 +53,7 @@ def devices_of(placed, operation):
     return {device for device, kind, _ in placed if kind == operation}
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 0)
 def test_workers_of_parameter_servers_compute_on_their_gpus(module_cluster, simulated, single):
     tasks = module_cluster(chief=1, ps=1, worker=1)
     (chief,), placed = trained(tasks, simulated, {"worker:0": "2"}, 8, *ON_PS)
@@ -73,7 +73,7 @@ def two_by_two(module_cluster, simulated):
     return trained(module_cluster(worker=2), simulated, visible, 4, *EXACT, ROUNDED)
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 0)
 @pytest.mark.parametrize("name", EXACT)
 def test_two_workers_with_two_gpus_each_train_as_one_process(name, two_by_two, single):
     (first, second), _ = two_by_two
@@ -81,13 +81,13 @@ def test_two_workers_with_two_gpus_each_train_as_one_process(name, two_by_two, s
     assert differences(first, second, name)["variables"] == 0
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 0)
 def test_a_narrow_wire_keeps_the_copies_on_all_gpus_alike(two_by_two):
     (first, second), _ = two_by_two
     assert differences(first, second, ROUNDED)["variables"] == 0
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 0)
 def test_gradients_and_updates_of_mirrored_workers_stay_on_the_gpus(two_by_two):
     _, placed = two_by_two
     all_four = {f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}" for task in (0, 1) for gpu in (0, 1)}

@@ -19,7 +19,7 @@ ENGINES = {
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param(engine, marks=pytest.mark.rotates(4, day)) for day, engine in enumerate(ENGINES)]
+    "engine", [pytest.param(engine, marks=pytest.mark.rotates(5, day)) for day, engine in enumerate(ENGINES)]
 )
 def test_each_batch_is_trained_on_once_and_in_order(engine, cluster, tmp_path):
     roles, arguments = ENGINES[engine]
@@ -39,10 +39,10 @@ def test_each_batch_is_trained_on_once_and_in_order(engine, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("mode", "lost"),
     [
-        pytest.param("async", False, marks=pytest.mark.rotates(4, 0)),
-        pytest.param("sync", False, marks=pytest.mark.rotates(4, 1)),
-        pytest.param("sync", True, marks=pytest.mark.rotates(4, 2)),
-        pytest.param("mirrored", False, marks=pytest.mark.rotates(4, 3)),
+        pytest.param("async", False, marks=pytest.mark.rotates(5, 0)),
+        pytest.param("sync", False, marks=pytest.mark.rotates(5, 4)),
+        pytest.param("sync", True, marks=pytest.mark.rotates(5, 0)),
+        pytest.param("mirrored", False, marks=pytest.mark.rotates(5, 1)),
     ],
 )
 def test_each_example_of_a_dataset_with_python_code_is_seen_once_in_each_pass(mode, lost, cluster):

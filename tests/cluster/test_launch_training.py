@@ -108,7 +108,7 @@ with open(f"/proc/{os.getppid()}/cmdline") as parent:
 """
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("cluster", "task", "steps"), [(PARAMETER_SERVER % "", "chief-0", 6), (MIRRORED, "worker-1", 3)]
 )
@@ -144,7 +144,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_first_failure_is_the_headline_and_is_reported_once(tmp_path, name):
     module, expected = FAILURES[name]
@@ -176,7 +176,7 @@ def test_data_that_ends_early_names_the_worker_or_starts_again_as_asked(tmp_path
     assert "train.repeat: true" in done.stderr
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("cluster", [PARAMETER_SERVER % "", MIRRORED], ids=["parameter_server", "mirrored"])
 def test_ctrl_c_saves_a_checkpoint_and_leaves_nothing_behind(tmp_path, cluster):
     folder = project(tmp_path, cluster)
@@ -221,7 +221,7 @@ def test_a_training_of_slow_steps_saves_and_ends_soon_when_reported_to(tmp_path)
     assert max(int(path.name[5:]) for path in (folder / "run" / "checkpoints").glob("step-*")) > 80
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 3)
 def test_two_launches_at_once_do_not_meet(tmp_path):
     processes = [start(project(tmp_path / str(number))) for number in range(2)]
     for process in processes:
@@ -229,7 +229,7 @@ def test_two_launches_at_once_do_not_meet(tmp_path):
         assert done.code == 0, done.stderr
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 2)
 def test_proxies_do_not_stand_between_tasks(tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

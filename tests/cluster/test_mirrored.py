@@ -62,7 +62,7 @@ def two_workers(request, module_cluster, single):
     return first, second, single
 
 
-@pytest.mark.rotates(4, by="recipe")
+@pytest.mark.rotates(5, by="recipe")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_two_workers_equal_one_process_with_twice_the_batch(recipe, two_workers):
     first, second, single = two_workers
@@ -73,7 +73,7 @@ def test_two_workers_equal_one_process_with_twice_the_batch(recipe, two_workers)
     assert differences(first, second, f"plain {recipe}")["variables"] == 0
 
 
-@pytest.mark.rotates(2, by="recipe")
+@pytest.mark.rotates(5, by="recipe")
 @pytest.mark.parametrize(("recipe", "rounding"), ROUNDED.items())
 def test_a_narrow_wire_changes_no_more_than_its_rounding(recipe, rounding, two_workers):
     first, second, single = two_workers
@@ -83,7 +83,7 @@ def test_a_narrow_wire_changes_no_more_than_its_rounding(recipe, rounding, two_w
     assert differences(first, second, f"plain {recipe}")["variables"] == 0
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 1)
 def test_three_workers_equal_one_process_with_thrice_the_batch(module_cluster, tmp_path):
     names = ["plain adam", "plain on bfloat16"]
     tasks = module_cluster(worker=3)
@@ -119,7 +119,7 @@ def of_any_sizes(request, module_cluster, tmp_path_factory):
     return ended["worker:0"].result, workers, np.load(folder / "out.npz")
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "same"), BY_SPEED.items())
 def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case, same, of_any_sizes):
     facts, (first, second), single = of_any_sizes

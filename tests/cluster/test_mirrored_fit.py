@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tasks import program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 0)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(5, 4)]
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def results(request, module_cluster, tmp_path_factory):
     return *workers, np.load(folder / "out.npz")
 
 
-@pytest.mark.rotates(4, by="recipe")
+@pytest.mark.rotates(5, by="recipe")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_of_two_workers_equal_one_process_with_twice_the_batch(recipe, results):
     first, second, single = results

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.launching import MIRRORED, PARAMETER_SERVER, launch, project
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotates(2, 0)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotates(5, 4)]
 
 BATCH, MILLISECONDS = 16, (2.0, 4.0)
 """The time that the workers need for an example."""

@@ -78,7 +78,7 @@ def test_stages_and_replicas_train_as_one_process_and_resume_with_other_stages(t
     assert last["b_accuracy"] == pytest.approx(history["b_accuracy"][-1])
 
 
-@pytest.mark.rotates(3, by="model")
+@pytest.mark.rotates(5, by="model")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
 def test_50_steps_of_4_stages_and_of_2_replicas_are_those_of_one_process(tmp_path, model):
@@ -97,7 +97,7 @@ def test_50_steps_of_4_stages_and_of_2_replicas_are_those_of_one_process(tmp_pat
         assert worst["history"] < 1e-5, worst
 
 
-@pytest.mark.rotates(4, 3)
+@pytest.mark.rotates(5, 1)
 @pytest.mark.timeout(200)
 def test_the_chief_needs_memory_for_a_part_of_the_model_only(tmp_path):
     """When it creates, saves and restores it."""

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.support.tasks import alone, program
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(2, 0)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(5, 0)]
 
 CASES = ("gan", "critic_gan", "spectral_gan", "distiller", "averaged", "own", "annealed", "stateful")
 

@@ -26,7 +26,7 @@ def one_worker(request, module_cluster, tmp_path_factory):
     return np.load(tasks.folder / "out.npz"), np.load(folder / "out.npz")
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_one_worker_equals_one_process(recipe, one_worker):
     some, others = one_worker
@@ -35,7 +35,7 @@ def test_one_worker_equals_one_process(recipe, one_worker):
     assert worst["history"] < 1e-5
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "everything"])
 def test_two_workers_that_take_turns_equal_one_process(optimizer, cluster, tmp_path):
     tasks = cluster(chief=1, ps=2, worker=2)

@@ -39,7 +39,7 @@ def mnist(tmp_path, monkeypatch):
     monkeypatch.setenv("MNIST", str(tmp_path / "mnist.npz"))
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "config", ["local.yaml", "local_single.yaml", "local_multi_worker_mirrored.yaml", "local_evaluator.yaml"]
 )
@@ -50,7 +50,7 @@ def test_a_config_trains_the_digits(tmp_path, config):
     assert {Path(path).name for path in report["exports"]} == {"saved_model", "model.keras"}
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("recipe", "config", "accuracy", "first"),
     [
@@ -68,7 +68,7 @@ def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy, first)
     assert scores[0] >= first
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 2)
 def test_clicks_reach_nearly_the_best_auc_on_parameter_servers(tmp_path):
     smaller = ["params.examples={train: 60000, test: 10000}", "params.rows=20000", "params.dim=4"]
     shorter = ["train.epochs=1", "train.steps_per_execution=6"]  # fewer steps compile faster
@@ -81,7 +81,7 @@ def test_clicks_reach_nearly_the_best_auc_on_parameter_servers(tmp_path):
     assert f"test AUC {reached:.4f} of a best possible {best:.4f}" in launched.stderr
 
 
-@pytest.mark.rotates(4, 1)
+@pytest.mark.rotates(5, 3)
 def test_each_asynchronous_worker_takes_all_rows_as_often_through_losses_and_a_restart(tmp_path, monkeypatch):
     digits_as_mnist.write(tmp_path / "mnist")
     monkeypatch.setenv("MNIST", str(tmp_path / "mnist"))
@@ -106,7 +106,7 @@ def test_each_asynchronous_worker_takes_all_rows_as_often_through_losses_and_a_r
     assert done.report["metrics"]["test_accuracy"] > 0.7
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("recipe", "steps"), [("mnist_softmax.yaml", 1_000), ("mnist_mlp.yaml", 2_000)], ids=["softmax", "mlp"]
 )
@@ -120,7 +120,7 @@ SHORT_LINES = {"params.lines": "{train: 1600, test: 61}", "params.length": "[1, 
 FEW_STEPS = {"params.learning_rate": 3, "train.epochs": 3, "train.batch_size": 16, "train.steps_per_execution": 1}
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("config", "steps"), [("local_crnn.yaml", 300), ("local_multi_worker_mirrored.yaml", 150)])
 def test_lines_are_learned_and_metrics_are_exact(tmp_path, config, steps):
     changes = [f"--set={key}={value}" for key, value in {**SHORT_LINES, **FEW_STEPS}.items()]

@@ -128,7 +128,7 @@ def test_a_run_whose_tasks_were_started_by_hand_is_shown_and_stopped(cluster, tm
     made.finish()
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("roles", "updates"),
     [
@@ -157,7 +157,7 @@ def test_a_task_that_is_reported_to_end_saves_first(roles, updates, train, tmp_p
     assert f"(step {step})" in again.result_of(chief).err
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_sigterm_ends_a_chief_whose_only_worker_is_lost(mode, train, tmp_path):
     yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % KEPT.replace("10", "1000000")
@@ -199,7 +199,7 @@ USERS = {
 }
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", USERS)
 def test_the_users_own_error_comes_out_once_as_a_traceback_of_the_users_code(name, train, tmp_path):
     tasks = train(PS | {"worker": 2}, module=USERS[name])
@@ -238,7 +238,7 @@ def test_data_that_ends_early_names_the_worker(train):
     assert "Traceback" not in ended["chief:0"].err
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("roles", [PS | {"worker": 2}, {"worker": 2}], ids=["parameter_server", "mirrored"])
 def test_a_task_that_never_starts_is_named(roles, train):
     tasks = train(roles, tasks=["worker:0"] if "ps" not in roles else ["chief:0", "ps:0", "worker:0"],
@@ -253,7 +253,7 @@ def test_a_task_that_never_starts_is_named(roles, train):
     assert "Traceback" not in waiting.err
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("role", ["worker", "ps"])
 def test_a_server_whose_chief_never_starts_reports_so(role, train):
     ended = train(PS, tasks=[f"{role}:0"], env={"TFDIST_START_TIMEOUT": "5"}).finish()
@@ -262,7 +262,7 @@ def test_a_server_whose_chief_never_starts_reports_so(role, train):
     assert "chief:0 at " in ended[f"{role}:0"].err
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("roles", "task"), [(PS, "ps:0"), (PS, "chief:0"), ({"worker": 2}, "worker:1")])
 def test_a_port_that_another_program_has_is_named(roles, task, train):
     with socket.create_server(("0.0.0.0", 0)) as taken:

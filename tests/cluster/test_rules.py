@@ -110,7 +110,7 @@ def one_worker(request, module_cluster):
     return trained(module_cluster(chief=1, ps=2, worker=1), *cases, "prefetch/dense/adam/1", BY_KERAS)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "same"), ONE_WORKER.items())
 def test_one_worker_equals_one_process(case, same, one_worker, one_process):
     assert one_worker.is_close_to(case, one_process, same)
@@ -121,13 +121,13 @@ def test_one_worker_equals_one_process(case, same, one_worker, one_process):
     assert facts["workers"]["worker:0"]["staleness"] == [0] * STEPS
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "same"), ONE_WORKERS_ROWS.items())
 def test_one_workers_rows_equal_whole_tables(case, same, one_worker):
     assert one_worker.is_close_to(case, one_worker, same)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "rounding"), ROUNDED.items())
 @pytest.mark.parametrize("same", ["async/dense/adam/1"])
 def test_a_narrow_wire_changes_no_more_than_its_rounding(case, same, rounding, one_worker, one_process):
@@ -156,7 +156,7 @@ def two_workers(request, module_cluster):
     return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *cases)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "same"), BY_SPEED.items())
 def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case, same, two_workers, one_process):
     assert two_workers.is_close_to(case, one_process, same)
@@ -166,7 +166,7 @@ def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case,
     assert {worker["steps"] for worker in facts["workers"].values()} == {STEPS}
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "same"), TWO_WORKERS.items())
 def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_workers, one_process):
     assert two_workers.is_close_to(case, one_process, same)
@@ -178,7 +178,7 @@ def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_work
     assert facts["validated"] == 61
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 3)
 @pytest.mark.parametrize(("case", "same"), TWO_WORKERS_ROWS.items())
 def test_two_workers_rows_equal_whole_tables(case, same, two_workers):
     assert two_workers.is_close_to(case, two_workers, same)
@@ -228,7 +228,7 @@ def three_workers(request, module_cluster):
     return trained(module_cluster(chief=1, ps=1, worker=3), *cases)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("rule", "updates"), ASYNCHRONOUS.items())
 def test_asynchronous_workers_count_exactly(rule, updates, three_workers):
     facts = three_workers.facts[f"{rule}/tables/adam/1/rows/odd"]
@@ -260,7 +260,7 @@ LONG = 10 * STEPS
 
 
 @pytest.mark.chaos
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("mode", "together"), [("sync 1", 1), ("sync", 2)])
 def test_a_worker_may_be_killed(mode, together, cluster):
     """With a backup worker the training continues; without, all wait until the worker has been restarted."""

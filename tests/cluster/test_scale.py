@@ -20,7 +20,7 @@ def training(tmp_path):
     training.stop()
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 1)
 def test_digits_continue_with_three_workers_and_two_ps(training):
     training.until(lambda: training.trained and training.trained[-1]["step"] > 50, seconds=180)
     asked = subprocess.run(
@@ -86,7 +86,7 @@ shard: {min_bytes: 100}
 """
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 1)
 def test_a_launch_continues_with_other_numbers_of_every_role_that_has_some(tmp_path):
     """Variables that are spread over two ps go to one, three workers take over from two, two data workers from one."""
     folder = project(tmp_path, SERVED, recipe_yaml=SPREAD)

@@ -132,7 +132,7 @@ def wireguard(lab):
         yield hosts
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 1)
 @needs_wireguard
 def test_a_network_of_their_own(lab, wireguard, tmp_path):
     """Its members alone reach the ports; and a training needs no other way, since the hosts then have none but ssh."""
@@ -160,7 +160,7 @@ def test_a_network_of_their_own(lab, wireguard, tmp_path):
     lab.wait_until_empty(10)
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 2)
 def test_tunnels_of_ssh(lab, tmp_path):
     """The chief and the ps here, which is the first host, and the worker there: all end by themselves."""
     here, there, _ = lab.hosts

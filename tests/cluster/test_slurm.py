@@ -72,7 +72,7 @@ def await_end(lab, job):
     return state
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "cluster", ["slurm.yaml", "local_multi_worker_mirrored.yaml"], ids=["parameter_server", "mirrored"]
 )
@@ -122,7 +122,7 @@ def test_a_job_cancelled_outside_saves_and_is_not_submitted_again(lab, tmp_path)
     assert job_fields(lab, job, "JobState") == ["CANCELLED"]
 
 
-@pytest.mark.rotates(7, 0)
+@pytest.mark.rotates(5, 3)
 def test_the_training_continues_from_its_checkpoint_after_a_node_failure(lab, tmp_path):
     yaml = LONG.replace("every_steps: 1000000", "every_steps: 50")
     folder = project(tmp_path, recipe_yaml=yaml)
@@ -229,7 +229,7 @@ while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.rotates(7, 0)
+@pytest.mark.rotates(5, 2)
 def test_a_job_saves_before_its_time_limit_and_is_requeued(lab, tmp_path):
     """The script alone, with tasks that save and exit as a training does; Slurm checks time limits every 30 s."""
     folder = project(tmp_path, cluster=MIRRORED)
@@ -263,7 +263,7 @@ def scale(folder, *arguments):
     return asked.stdout
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 0)
 def test_workers_join_and_leave_a_job_that_runs(lab, tmp_path):
     """Each one that joins has a job of its own; each one leaves alone, also one of the first job."""
     folder = project(tmp_path, cluster=ELASTIC, recipe_yaml=LONG)

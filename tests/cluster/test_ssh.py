@@ -79,7 +79,7 @@ def await_event(folder, wanted, count=1, seconds=60):
     return found[-1]
 
 
-@pytest.mark.rotates(2, 0)
+@pytest.mark.rotates(5, 1)
 def test_the_digits_are_learned_on_three_hosts(lab, folder):
     launched = finish(start(folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 3}}")), 250)
     assert launched.code == 0, launched.stderr
@@ -107,7 +107,7 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     assert not lab.processes()
 
 
-@pytest.mark.rotates(4, 1)
+@pytest.mark.rotates(5, 2)
 def test_a_worker_on_another_host_is_profiled(lab, folder):
     where = folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 2}}")
     launched = start(where, "--run-dir", "run", "--set", "train.epochs=100000")
@@ -142,7 +142,7 @@ def test_ctrl_c_stops_the_tasks_of_every_host(lab, begin):
     assert not lab.processes()
 
 
-@pytest.mark.rotates(2, 1)
+@pytest.mark.rotates(5, 0)
 def test_a_link_that_is_cut_and_mended(lab, begin):
     """The cause names the host. Its tasks are killed there, and start again when it can be reached."""
     script = "case $TFDIST_TASK_DIR in *attempt_1*) exec sleep 1000;; esac"

@@ -38,7 +38,7 @@ def launch(folder, steps, s3):
     return done.report
 
 
-@pytest.mark.rotates(3, 1)
+@pytest.mark.rotates(5, 4)
 def test_a_training_resumes_after_its_disk_is_gone(s3, tmp_path, monkeypatch):
     """Its recipe, which is in the bucket, has changed there by then."""
     recipe = f"{RECIPE_YAML}params: {{data: 's3://{BUCKET}/data'}}\n"
@@ -126,7 +126,7 @@ class Pods:
         return {line["step"]: line["values"] for line in lines if line["split"] == "test"}
 
 
-@pytest.mark.rotates(6, 2)
+@pytest.mark.rotates(5, 3)
 def test_pods_without_a_volume_resume_after_the_chief_is_killed(cluster, s3, tmp_path):
     pods, roles = Pods(cluster, tmp_path / "pods", s3), {"chief": 1, "ps": 1, "worker": 2}
     codes = pods.kill_chief(pods.start(roles, 1_000_000))
@@ -147,7 +147,7 @@ def test_pods_without_a_volume_resume_after_the_chief_is_killed(cluster, s3, tmp
     assert subprocess.run(exported, check=False).returncode == 0
 
 
-@pytest.mark.rotates(6, 5)
+@pytest.mark.rotates(5, 4)
 def test_mirrored_pods_resume_exactly(cluster, s3, tmp_path):
     """The first worker is the chief. The others read its checkpoint in the service."""
     pods, roles = Pods(cluster, tmp_path / "pods", s3), {"worker": 2}

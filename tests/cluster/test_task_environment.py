@@ -198,7 +198,7 @@ ON_HOSTS = [
 
 
 @pytest.mark.skipif(bool(no_hosts()), reason=no_hosts())
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("case", ON_HOSTS, ids=lambda case: case.visible)
 def test_ssh_tasks(case, check, lab, tmp_path):
     """Several on each host, whose GPUs and proxies are its own."""

@@ -17,7 +17,7 @@ MIRRORED = {"worker": 2}
 STAGES = {"chief": 1, "worker": 2}
 
 
-@pytest.mark.rotates(9)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("roles", "mode", "where"),
     [

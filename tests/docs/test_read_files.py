@@ -24,7 +24,7 @@ def snippets():
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("heading", "code"), snippets())
 def test_each_row_is_read_by_one_worker(heading, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -110,7 +110,7 @@ def test_the_readmes_files_belong_together(quickstart):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "command",
     [

@@ -108,7 +108,7 @@ def test_shards_divide_the_data(contract, module):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 def test_a_step_trains(module):
     keras.utils.set_random_seed(1)  # Adagrad's first steps are large: from some initial weights the loss rises at first
     model = module.model()

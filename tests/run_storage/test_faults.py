@@ -17,7 +17,7 @@ from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage import remote, retry
 from tfdist_cli.storage.remote import RemoteFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotates(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.rotates(5)]
 URL = Url(f"s3://{BUCKET}/runs/one")
 
 

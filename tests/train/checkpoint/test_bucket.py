@@ -295,7 +295,7 @@ def fit(scratch, monkeypatch, **given):
     return model
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_training_survives_faults(fault, s3, tmp_path, monkeypatch):
     """One of six requests fails, in a training and in the one that resumes it on another machine."""

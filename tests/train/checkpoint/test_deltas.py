@@ -102,7 +102,7 @@ def save(folder, step, number, *, full_every=4, wait=True):
         raise saving.unsaved
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("policy", "optimizer"), [("plain", adam), ("lru", adagrad), ("lfu", adagrad)], ids=["adam", "lru", "lfu"]
 )
@@ -122,7 +122,7 @@ def test_deltas_of_a_training_have_all_that_changed(policy, optimizer, tmp_path,
         assert_restores(folder, number, at[number], policy, optimizer=optimizer)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("updates", [Updates(), Updates(local_steps=2)], ids=["async", "local steps"])
 def test_deltas_of_parameter_servers_move_to_other_ones(updates, servers, tmp_path, monkeypatch):
     monkeypatch.setattr(row_index, "_is_shared", lambda: True)

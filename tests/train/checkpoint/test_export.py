@@ -156,7 +156,7 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("rebuilt", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_predicts_as_the_model_does(kind, rebuilt, tmp_path):
@@ -209,7 +209,7 @@ TO_CONVERT = [(functional, "int8"), (sequential, None), (Subclassed, None)]
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("build", "quantize"), TO_CONVERT)
 @pytest.mark.parametrize("form", ["onnx", "litert"])
 def test_a_converted_model_predicts_as_the_model_does(form, build, quantize, tmp_path):

@@ -191,7 +191,7 @@ def remove(path, _):
     path.unlink()
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("damage", [cut, flip, zero, append, remove])
 def test_damage_of_any_file_is_detected(damage, step, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "sync", lambda path: None)

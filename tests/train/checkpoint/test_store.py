@@ -144,7 +144,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_skipped_andnamed_variables(damage, trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
@@ -473,7 +473,7 @@ def randomize(step):
         variable.assign(numbers.random(variable.shape) * 100)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("block", [40, 2**20])
 @pytest.mark.parametrize(("saving", "restoring"), [(1, 3), (3, 1), (3, 2), (2, 3), (3, 3)])
 def test_any_number_of_shards_is_restored_to_any_other(saving, restoring, block, servers, tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ class TakeSnapshot(kc.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_updates_do_not_change_a_snapshot(optimizer, tmp_path):
     """With Keras's ops and TensorFlow's fused kernels; also Lion, Nadam and others that only Keras has."""

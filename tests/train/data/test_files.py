@@ -89,7 +89,7 @@ def everything(folder, names):
     )
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("fault", sorted({*FAULTS} - {"truncate"}))
 def test_reading_survives_faults(fault, failing, records):
     """One of five requests fails; each example is read once nevertheless."""

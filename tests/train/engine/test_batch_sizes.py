@@ -92,7 +92,7 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("size", "case"), [(3, "mean"), (1, "mean"), (3, "sum"), (3, "none"), (3, "regularized")])
 def test_batches_of_any_sizes_train_as_one_process_with_the_whole_batch(case, size, servers, monkeypatch):
     monkeypatch.setattr(BatchSizes, "observe", turns)

@@ -61,7 +61,7 @@ def updates(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "loss scale"])  # Keras cannot scale rows
 def test_rows_train_as_kerass_whole_tables(name, updates):
     plain, ours = train_both(lambda: looked_up(OPTIMIZERS[name]()), data(), validation=data(), embeddings=ALL)
@@ -178,7 +178,7 @@ def trained_dynamically(policy, rule):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_dynamic_table_is_updated_by_rows_and_as_a_whole_table_is(policy, updates):
     whole = trained_dynamically(policy, None)

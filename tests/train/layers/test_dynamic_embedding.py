@@ -65,7 +65,7 @@ def assert_same(model, other):
         np.testing.assert_allclose(some.numpy(), others.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_one_process_trains_it_like_an_embedding(optimizer):
     models = [build(layer, optimizer) for layer in (dynamic(), embedding())]
@@ -74,7 +74,7 @@ def test_one_process_trains_it_like_an_embedding(optimizer):
     assert_same(*models)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("updates", "given"),
     [(Updates(), {}), (Updates(mode="sync"), {}), (Updates(), {"evict": "lru"})],

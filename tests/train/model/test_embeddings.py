@@ -249,7 +249,7 @@ LOOKED_UP = {
 }
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", LOOKED_UP)
 def test_fetched_rows_give_the_result_of_the_complete_table(name, log):
     build, x, count = LOOKED_UP[name]
@@ -316,7 +316,7 @@ def of_keras_rs(combiner, ids):
     )
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", OF_KERAS_RS)
 def test_features_of_keras_rs_look_up_rows(name, log):
     combiner, ids, weights = OF_KERAS_RS[name]
@@ -335,7 +335,7 @@ class PreprocessedFeatures(Features):
         return self.out(ops.concatenate([looked_up[name] for name in "abc"], axis=-1))
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", ["mean", "weights", "ragged weights"])
 def test_preprocessed_features_of_keras_rs_look_up_rows(name, log):
     combiner, ids, weights = OF_KERAS_RS[name]
@@ -565,7 +565,7 @@ NOT_UPDATED_BY_ROWS = {
 }
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", WHOLE)
 def test_tables_with_other_uses_are_fetched_completely(name, log):
     build, reason = WHOLE[name]
@@ -579,7 +579,7 @@ def test_tables_with_other_uses_are_fetched_completely(name, log):
         assert_same_as_whole(step, tables, (IDS, Y))
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", NOT_UPDATED_BY_ROWS)
 def test_tables_that_are_not_updated_by_rows_are_fetched_completely(name, log):
     build, reason = NOT_UPDATED_BY_ROWS[name]

@@ -31,7 +31,7 @@ def on_each_batch():
     return keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("callbacks", [[], [on_each_batch]])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_state_and_random_numbers_continue_after_validation(optimizer, callbacks):

@@ -196,7 +196,7 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_equals_that_of_keras(name):
     plain, ours = train_both(MODELS[name], validation=batches(*classes(21, seed=1)))
@@ -526,7 +526,7 @@ SUBCLASSED = {
 }
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", SUBCLASSED)
 def test_subclassed_models(name):
     assert_same(*train_both(lambda: compiled(SUBCLASSED[name]()), validation=batches(*classes(21, seed=1))))

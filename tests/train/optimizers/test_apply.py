@@ -88,7 +88,7 @@ def ancestors(operation):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4, by="name")
+@pytest.mark.rotates(5, by="name")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("decay", [None, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -112,7 +112,7 @@ CONSTRAINED = {f"{name} with a constraint": name for name in ("sgd", "adamw", "n
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4, by="name")
+@pytest.mark.rotates(5, by="name")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *CONSTRAINED])
 def test_updates_equal_those_of_keras_also_of_sharded_variables(name, servers):
@@ -194,7 +194,7 @@ def applied_to_the_whole(optimizer, rows, bias, made):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2, by="name")
+@pytest.mark.rotates(5, by="name")
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_sparse_updates_equal_dense_updates_of_keras(name, count, servers):

@@ -40,7 +40,7 @@ def test_a_long_warm_up_counts_each_update():
     assert after - before == pytest.approx(2.0**-26)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @keras.saving.register_keras_serializable()
 class Rising(keras.optimizers.schedules.LearningRateSchedule):
     """A schedule with a warm-up of 5 updates, for the training by Keras."""

@@ -141,7 +141,7 @@ def tolerance_of(kind, dtype):
     return TOLERANCE_OF_999 if of_999 else TOLERANCES[dtype]
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_dense_updates_equal_those_of_keras(kind, dtype):
@@ -150,7 +150,7 @@ def test_dense_updates_equal_those_of_keras(kind, dtype):
     assert np.max(np.abs(plain[0] - normal(0, SHAPE))) > 0.01
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sparse_updates_of_all_rows_equal_those_of_keras(kind, dtype):
@@ -158,7 +158,7 @@ def test_sparse_updates_of_all_rows_equal_those_of_keras(kind, dtype):
     assert_equal(after_steps(kind, "all_rows", dtype), plain, tolerance_of(kind, dtype))
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("kind", KERNELS)
 def test_updates_use_the_fused_kernels(kind):
     trained = Trained(made(kind))
@@ -191,7 +191,7 @@ def test_a_variable_may_have_any_shape(shape):
             assert_equal(some.values(), plain.values(), TOLERANCES["float32"])
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_a_gradient_keep_their_values_and_slots(kind, dtype):
@@ -211,7 +211,7 @@ def test_rows_without_a_gradient_keep_their_values_and_slots(kind, dtype):
         assert_equal(ours.values(), plain.values(), TOLERANCES["float32"])
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_and_rows_that_do_not_exist(kind):
     ours = Trained(made(kind))
@@ -237,7 +237,7 @@ def grown_by(action):
     return peak_of_memory() - before
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is known on Linux only")
 @pytest.mark.parametrize(
     "kind", ["sgd", "momentum", "adagrad", "rmsprop", "rmsprop, momentum", "adadelta", "ftrl", "amsgrad"]
@@ -261,7 +261,7 @@ def test_sparse_updates_do_not_copy_the_table(kind):
     assert grown_by(lambda: [update() for _ in range(3)]) < size / 4
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_operations_run_on_the_device_of_the_variable(kind):
     trained, device = Trained(made(kind)), "/job:ps/replica:0/task:1/device:CPU:0"
@@ -312,7 +312,7 @@ def constant_update(trained, rows=False):
 KERNEL_OF_ALL = [kind for kind, (whole, _) in KERNELS.items() if kind == "sgd" or whole != KERNELS["sgd"][0]]
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("kind", KERNEL_OF_ALL)
 def test_no_dense_update_is_lost_with_several_workers(kind):
     workers, times, shape = 3, 5, (300, 300)
@@ -325,7 +325,7 @@ def test_no_dense_update_is_lost_with_several_workers(kind):
     assert_equal(together.values(), alone.values(), 0)
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sparse_update_is_lost_with_several_workers(kind):
     workers, times, shape = 3, 5, (2000, 20)
@@ -339,7 +339,7 @@ def test_no_sparse_update_is_lost_with_several_workers(kind):
     assert_equal(together.values(), alone.values(), 0)
 
 
-@pytest.mark.rotates(4, by="kind")
+@pytest.mark.rotates(5, by="kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_update_different_rows_independently(kind):
     workers, times, shape = 3, 5, (300, 20)

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:`shuffle=True`")
 @pytest.mark.parametrize("case", CASES)
@@ -111,7 +111,7 @@ PYTHON: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("case", PYTHON)
 def test_data_that_python_code_yields_is_trained_on_as_in_keras(case):
@@ -162,7 +162,7 @@ UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_data_of_unknown_length_is_trained_on_as_in_keras(case):

@@ -81,7 +81,7 @@ class TestBatchRecorder(BatchRecorder):
         self.calls.append(("test batch end", batch, {name: round(value, 5) for name, value in logs.items()}))
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("size", [1, 2, 4, 101])  # of 6 training and 3 validation batches
 def test_batches_are_numbered_as_in_keras(size):
     def train(fit):
@@ -149,7 +149,7 @@ def test_lambda_callback_on_batches():
     assert seen == [0, 1, 2, 3, 4, 5] * 2
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("callback", "acts"),
     [
@@ -442,7 +442,7 @@ def test_a_second_fit_continues_the_first():
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("given", "steps", "epochs"),
     [

@@ -79,7 +79,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("step", [4, 8, 20, 24, 32])  # within an epoch; at its last step; at the end
 def test_a_resumed_training_equals_an_uninterrupted_one(step, uninterrupted, tmp_path):
     folder, model, callbacks = uninterrupted

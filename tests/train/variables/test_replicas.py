@@ -94,7 +94,7 @@ def largest(some, others):
     return max(float(np.max(np.abs(np.subtract(a, b)), initial=0)) for a, b in pairs)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", TOLERANCES)
 def test_replicas_train_as_one_process_on_larger_batches(name, one, two):
     assert_same(name, one, two[name])

@@ -50,7 +50,7 @@ def assert_same(model, reader):
     np.testing.assert_array_equal(np.flatnonzero(reader["items"].has(np.arange(2600))), found)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_reader_follows_a_training_and_its_restarts(policy, tmp_path):
     at, model = tmp_path / "pushed", build(**POLICIES[policy])

@@ -10,7 +10,7 @@ from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_equals_kerass(name):
     plain, ours = train_both(lambda: classifier(optimizer=OPTIMIZERS[name]()))

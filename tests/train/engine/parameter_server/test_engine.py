@@ -39,7 +39,7 @@ def trained(monkeypatch, strategy, rules, *, runs=1, size=2, pause=None):
     return engine, model, executions
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2])
 def test_every_rule_trains(rule, size, servers, monkeypatch):
@@ -62,7 +62,7 @@ def test_lockstep_and_a_quorum_of_all_workers_train_alike(servers, monkeypatch):
     np.testing.assert_allclose(losses, other_losses, rtol=1e-5)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("rule", ["lockstep", "bounded", "backup worker"])
 def test_phases_of_a_step_are_measured(rule, servers, monkeypatch):
     _, _, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule], phases=True))
@@ -86,7 +86,7 @@ class PauseAfter(NoPause):
         return self.left < 0
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("rule", ["async", "lockstep", "bounded", "backup worker"])
 def test_a_pause_ends_a_run_when_the_steps_in_flight_are_done(rule, servers, monkeypatch):
     _, model, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule]), size=1, pause=PauseAfter(1))

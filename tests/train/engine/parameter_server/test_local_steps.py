@@ -143,7 +143,7 @@ def test_one_workers_rounds_equal_updates(name, count, servers):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", WITH_RULES)
 def test_every_rule(name, servers):
     check(name, 3, servers)
@@ -160,7 +160,7 @@ def check(name, count, servers):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "lion", "clipnorm"])
 def test_slots_are_merged_as_if_all_gradients_had_arrived_one_after_the_other(name, servers):
     """Slots that depend only on the gradients, not on the parameters of the copies."""

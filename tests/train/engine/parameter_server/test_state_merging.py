@@ -115,7 +115,7 @@ class Keeping(keras.layers.Layer):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("updates", [Updates(), Updates(push_every=2), Updates(local_steps=2)])
 @pytest.mark.parametrize("adapts", [False, True])  # unrolled executions, and loops
 def test_the_state_of_two_workers_contains_all_steps(updates, adapts, servers, monkeypatch):

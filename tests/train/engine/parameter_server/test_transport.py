@@ -184,7 +184,7 @@ def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
             np.testing.assert_array_equal(values[index], np.asarray(model[index].numpy())[rows])
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
     transport = Transport(model, TABLES)
@@ -222,7 +222,7 @@ def test_held_values_are_not_read_again(model):
     np.testing.assert_array_equal(values[1], np.asarray(model[1].numpy())[NUMBERS[1][0]])
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_wire_rounds_once_each_way_and_keeps_types(model, dtype):
     transport = Transport(model, TABLES, dtype)
@@ -281,7 +281,7 @@ def test_unchanged_parameters_need_no_compensation_whatever_the_wire(model):
         np.testing.assert_array_equal(whole(changed[index], each), whole(plain[index], each))
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("dtypes", [["float32"] * 5, ["bfloat16"] * 5, ["float64"] * 5])
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 @pytest.mark.parametrize("wire", ["float32", "float16"])

@@ -63,7 +63,7 @@ def batches(arrays):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("case", TRAINED)
 def test_one_process_equals_keras(case):
     build, arrays = TRAINED[case]
@@ -114,7 +114,7 @@ def test_a_step_may_make_its_targets_and_the_inputs_that_it_calls_the_model_with
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("case", ["gan", "critic_gan", "distiller", "averaged"])
 @pytest.mark.parametrize("optimized", [True, False])
 def test_one_asynchronous_worker_equals_keras(case, optimized, servers, monkeypatch):

@@ -199,7 +199,7 @@ def test_a_run_follows_another_one(lockstep):
     assert steps_of(reports) == [[step, step] for step in (32, 33, 34)]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("step", range(30, 40))
 def test_a_worker_that_restarts_continues_where_the_others_are(lockstep, step):
     lockstep.fails.assign([1, step, 0])
