@@ -173,6 +173,7 @@ def test_a_whole_run_is_shown():
         assert tfdist("list", parent)[1].count("chief:0 failed") == 3
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("damage", [fifo, folder, circle, terminal, remove])
 @pytest.mark.parametrize("name", FILES)
 def test_something_else_than_a_file(name, damage):
@@ -210,6 +211,7 @@ def test_a_line_that_is_wrong(line, alone):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("content", [DEEP, '{"tasks": ' + DEEP, '{"a":' * 90 + "1" + "}" * 90, "9" * 5000, "\xff"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_nested_or_no_json(name, content):

@@ -60,6 +60,7 @@ while True:
 """
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("exits", ["none", "0", "3"])
 @pytest.mark.parametrize("signalled", ["launcher", "task"])
 def test_the_exit_code_of_a_program_that_sigterm_ends(exits, signalled, tmp_path):

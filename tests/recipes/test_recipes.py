@@ -98,6 +98,7 @@ def test_the_dataset_has_single_examples_that_the_model_takes(contract, module):
         assert (y.shape, y.dtype) == (contract.label, contract.label_type)
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.slow
 def test_shards_divide_the_data(contract, module):
     whole = examples(module.dataset("train", Shard()))

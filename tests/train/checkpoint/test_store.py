@@ -64,6 +64,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("last_steps", [[1, 13], [5, 12]])
 def test_a_resumed_training_equals_an_uninterrupted_one(last_steps, whole, tmp_path):
     for stop in last_steps:
