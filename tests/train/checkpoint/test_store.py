@@ -430,6 +430,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     ("given", "saves"),
     [

@@ -44,12 +44,14 @@ def make(request, monkeypatch):
     return lambda: Rows(ROWS, batch=4, **options)
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.slow
 def test_shares_have_each_batch_once(make):
     shares = [numbers(repeated(data(make()))(Shard(index, 2, index)), 5) for index in range(2)]
     assert shares == [[0, 2, 4, 1, 3], [1, 3, 0, 2, 4]]
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.slow
 def test_a_resumed_training_continues_with_the_next_batch(make):
     shares = [numbers(repeated(data(make()))(Shard(index, 2, index, step=3)), 4) for index in range(2)]

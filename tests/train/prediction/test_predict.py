@@ -34,6 +34,7 @@ def assert_same(ours, kerass):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "data",
     [

@@ -174,6 +174,7 @@ def in_the_whole(worker, variables, gradients):
     return full
 
 
+@pytest.mark.rotates(5)
 def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
     transport = Transport(model, TABLES)
     for worker in range(3):
@@ -200,6 +201,7 @@ def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
         np.testing.assert_allclose(np.float64(whole(gradient, model[index])), mean, atol=rounding)
 
 
+@pytest.mark.rotates(5)
 def test_no_ps_sends_a_whole_table(model):
     transport = Transport(model, TABLES)
     pulled = tf.function(lambda: transport.pull(lookup(0, model)).values).get_concrete_function()
@@ -212,6 +214,7 @@ def test_no_ps_sends_a_whole_table(model):
             assert (handles[id(part.handle)] in read) == (index not in TABLES)
 
 
+@pytest.mark.rotates(5)
 def test_held_values_are_not_read_again(model):
     transport = Transport(model, TABLES)
     held = transport.pull(looked_up([tf.zeros([0], tf.int32) for index in TABLES for _ in parts(model[index])])).values
@@ -256,6 +259,7 @@ def test_a_narrow_wire_casts_once_for_each_ps_and_way():
     assert casts(tf.function(lambda: plain.pull().values), tf.float16) == (0, 0)
 
 
+@pytest.mark.rotates(5)
 def test_compensation_is_the_papers_formula(model):
     transport = Transport(model, TABLES)
     given, factor = gradients_of(0, model), 0.3
@@ -271,6 +275,7 @@ def test_compensation_is_the_papers_formula(model):
         np.testing.assert_allclose(np.float64(whole(changed[index], model[index])), wanted, atol=tolerance)
 
 
+@pytest.mark.rotates(5)
 def test_unchanged_parameters_need_no_compensation_whatever_the_wire(model):
     transport = Transport(model, TABLES, "bfloat16")
     given = gradients_of(0, model)
@@ -314,6 +319,7 @@ def test_numbers_cross_only_with_packed_gradients():
     assert packed.piggyback_bucket("/job:ps/task:7") is None
 
 
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tables", [(), (0,), (0, 4)])
 def test_the_reported_bytes_are_those_that_cross(monkeypatch, dtype, tables):
