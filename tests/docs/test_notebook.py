@@ -24,7 +24,7 @@ def test_it_is_a_notebook_without_results():
         ast.parse(source)
 
 
-@pytest.mark.rotates(5, 3)
+@pytest.mark.rotates(5, 4)
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_its_cells_train_the_digits(tmp_path, monkeypatch, capsys):
