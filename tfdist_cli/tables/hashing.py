@@ -14,6 +14,8 @@ GROUP = WAYS * BUCKETS
 """Rows in a group."""
 INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64 (Steele et al., Fast Splittable Pseudorandom Number Generators, 2014)."""
+TEXT_HASHES = 2**63 - 1
+"""The number of ids of strings."""
 _BITS = 2**64 - 1
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 """Constants of FarmHash (Pike, 2014), whose `Fingerprint64` is the hash of strings."""
@@ -52,13 +54,14 @@ def as_ids(ids: Any) -> np.ndarray:
     """Returns ids as int64, in their shape. A string is represented by its hash, as in training.
 
     Args:
-        ids: integers, texts or bytes.
+        ids: integers, texts or bytes. Surrogates in texts stand for bytes that are not UTF-8.
     """
     given = np.asarray(ids)
     if given.dtype.kind in "iub":
         return given.astype(np.int64)
-    texts = [each if isinstance(each, bytes) else str(each).encode() for each in given.reshape(-1).tolist()]
-    return np.array([fingerprint(each) % (2**63 - 1) for each in texts], np.int64).reshape(given.shape)
+    own = given.reshape(-1).tolist()
+    texts = [each if isinstance(each, bytes) else str(each).encode("utf-8", "surrogateescape") for each in own]
+    return np.array([fingerprint(each) % TEXT_HASHES for each in texts], np.int64).reshape(given.shape)
 
 
 def fingerprint(text: bytes) -> int:

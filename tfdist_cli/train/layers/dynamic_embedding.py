@@ -10,15 +10,16 @@ import tensorflow as tf
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.tables.hashing import GROUP
+from tfdist_cli.tables.strings import row_width
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import Eviction, RowIndex, RowPolicy
+from tfdist_cli.train.layers.row_keys import strings_as_ids
 from tfdist_cli.train.tf_compat.variables import keep_row_index, stored
 
 FILL = 0.8
 """How many of its rows a table without eviction uses: there is a free row for each new id until then."""
 _INDEX_BYTES = 20
-"""The bytes of the index for each row."""
-_TEXT_HASHES = 2**63 - 1
+"""The bytes of the index for each row, without strings."""
 
 
 class _Rows(keras.initializers.Zeros):
@@ -49,6 +50,8 @@ class DynamicEmbedding(keras.layers.Embedding):
         evict: which row a new id replaces when no row is free for it, `lru` (the least recently used) or `lfu` (the
             least frequently used).
         ttl: seconds; rows not used for so long are replaced first.
+        string_bytes: keeps the strings of ids beside their rows, so many bytes of each, for `vocabulary` and for
+            pushed tables. Ids must be strings then. None: only their hashes are kept.
         embeddings_initializer: `RandomUniform`, `RandomNormal`, `Zeros`, `Ones` or `Constant`.
         **kwargs: those of every layer.
 
@@ -56,7 +59,7 @@ class DynamicEmbedding(keras.layers.Embedding):
         UsageError: an argument is not valid.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 all but two are named
         self,
         dim: int,
         capacity: int | None = None,
@@ -65,21 +68,23 @@ class DynamicEmbedding(keras.layers.Embedding):
         admit_after: int = 1,
         evict: Eviction | None = None,
         ttl: float | None = None,
+        string_bytes: int | None = None,
         embeddings_initializer: Any = "uniform",
         **kwargs: Any,
     ) -> None:
-        _check(capacity, max_bytes, admit_after, evict, ttl)
+        _check(capacity, max_bytes, admit_after, evict, ttl, string_bytes)
+        row_bytes = 4 * dim + _INDEX_BYTES + (row_width(string_bytes) if string_bytes else 0)
         if max_bytes is not None:
-            rows = max_bytes // (4 * dim + _INDEX_BYTES) // GROUP * GROUP
+            rows = max_bytes // row_bytes // GROUP * GROUP
         else:
             rows = math.ceil((capacity or 0) / (1 if evict else FILL) / GROUP) * GROUP
         if not rows:
             raise UsageError(
-                f"max_bytes is {max_bytes}, less than the smallest table of {GROUP * (4 * dim + _INDEX_BYTES)}",
+                f"max_bytes is {max_bytes}, less than the smallest table of {GROUP * row_bytes}",
                 code="invalid-argument",
             )
         super().__init__(rows, dim, embeddings_initializer=embeddings_initializer, **kwargs)
-        self.capacity, self.max_bytes = capacity, max_bytes
+        self.capacity, self.max_bytes, self.string_bytes = capacity, max_bytes, string_bytes
         self.policy = RowPolicy(admit_after, evict, ttl)
         self._initial = InitialRows(self.embeddings_initializer, dim)
 
@@ -100,14 +105,14 @@ class DynamicEmbedding(keras.layers.Embedding):
         return row_index_of(self.embeddings)
 
     def _create_index(self) -> None:
-        index = RowIndex(self.embeddings, self._initial, self.policy)
+        index = RowIndex(self.embeddings, self._initial, self.policy, self.string_bytes)
         keep_row_index(self.embeddings, index)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the vectors of ids; in training, new ids get rows."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values, training=training))
-        ids = as_ids(inputs)
+        ids = self._as_strings(inputs) if self.string_bytes else as_ids(inputs)
         looked_up = vars(self.embeddings).get("sparse_read")
         if looked_up:
             return looked_up(ids)
@@ -121,17 +126,29 @@ class DynamicEmbedding(keras.layers.Embedding):
         rows, created = self.index.rows(flat, create=bool(training))
         values = keras.ops.take(self.embeddings, rows, axis=0)
         if training:  # the step has read the table before the rows were created
-            fresh = tf.cast(self.index.initial_rows(flat), values.dtype)
+            fresh = tf.cast(self.index.initial_rows(as_ids(flat)), values.dtype)
             values += tf.stop_gradient(tf.where(created[:, None], fresh - values, tf.zeros_like(values)))
         shape = tf.concat([tf.shape(ids), [self.output_dim]], axis=0)
         return tf.ensure_shape(tf.reshape(values, shape), [*ids.shape, self.output_dim])
 
     def vocabulary(self) -> tuple[Any, Any]:
-        """Returns the ids that have rows, int64, shape (n,), and their rows in the table, int32, shape (n,).
+        """Returns the ids that have rows, shape (n,), and their rows in the table, int32, shape (n,).
 
-        A string is represented by `tf.strings.to_hash_bucket_fast(string, 2**63 - 1)`.
+        Ids are int64. A string is represented by `tf.strings.to_hash_bucket_fast(string, 2**63 - 1)`. With
+        `string_bytes`, ids are `str`: a longer string ends with `…`, and bytes that are not UTF-8 are surrogates.
         """
-        return self.index.ids()
+        ids, rows = self.index.ids()
+        return (self.index.strings_of(rows), rows) if self.string_bytes else (ids, rows)
+
+    def _as_strings(self, inputs: Any) -> tf.Tensor:
+        strings = _dense(inputs)
+        if strings.dtype != tf.string:
+            raise UsageError(
+                f"the layer {self.name!r} has string_bytes, but its ids are {strings.dtype.name}",
+                code="dynamic-embedding-no-strings",
+                hint="leave string_bytes out, or give the model's input the dtype 'string'",
+            )
+        return strings
 
     def save_own_variables(self, store: Any) -> None:
         """See `keras.Layer`; the index is saved with the table."""
@@ -152,7 +169,8 @@ class DynamicEmbedding(keras.layers.Embedding):
         config = super().get_config()
         own = {key: config[key] for key in ("name", "trainable", "dtype", "embeddings_initializer") if key in config}
         policy = {"admit_after": self.policy.admit_after, "evict": self.policy.evict, "ttl": self.policy.ttl}
-        return own | policy | {"dim": self.output_dim, "capacity": self.capacity, "max_bytes": self.max_bytes}
+        sizes = {"dim": self.output_dim, "capacity": self.capacity, "max_bytes": self.max_bytes}
+        return own | policy | sizes | {"string_bytes": self.string_bytes}
 
 
 def row_index_of(variable: keras.Variable) -> Any:
@@ -168,15 +186,17 @@ def _creates_later() -> bool:
 
 def as_ids(inputs: Any) -> tf.Tensor:
     """Returns ids as int64; strings by their hash."""
+    inputs = _dense(inputs)
+    return strings_as_ids(inputs) if inputs.dtype == tf.string else tf.cast(inputs, tf.int64)
+
+
+def _dense(inputs: Any) -> tf.Tensor:
     if isinstance(inputs, tf.SparseTensor):
         inputs = tf.sparse.to_dense(inputs)
-    inputs = tf.convert_to_tensor(inputs)
-    if inputs.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(inputs, _TEXT_HASHES)
-    return tf.cast(inputs, tf.int64)
+    return tf.convert_to_tensor(inputs)
 
 
-def _check(capacity: Any, max_bytes: Any, admit_after: int, evict: Any, ttl: Any) -> None:
+def _check(capacity: Any, max_bytes: Any, admit_after: int, evict: Any, ttl: Any, string_bytes: Any) -> None:
     problem = None
     if (capacity is None) == (max_bytes is None):
         problem = "DynamicEmbedding needs either capacity or max_bytes"
@@ -190,5 +210,7 @@ def _check(capacity: Any, max_bytes: Any, admit_after: int, evict: Any, ttl: Any
         problem = f"admit_after must be at least 1, got {admit_after}"
     elif ttl is not None and ttl <= 0:
         problem = f"ttl must be positive, got {ttl}"
+    elif string_bytes is not None and string_bytes < 1:
+        problem = f"string_bytes must be at least 1, got {string_bytes}"
     if problem:
         raise UsageError(problem, code="invalid-argument")

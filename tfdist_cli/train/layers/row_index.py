@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.tables.hashing import BUCKETS, GROUP, WAYS, unhashed
+from tfdist_cli.tables.strings import decoded, row_width
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_keys import (
     buckets_of,
@@ -32,6 +33,8 @@ from tfdist_cli.train.layers.row_keys import (
     scattered,
     slot_at,
     slot_of,
+    string_rows,
+    strings_as_ids,
     written,
 )
 from tfdist_cli.train.tf_compat.control_flow import unordered
@@ -39,7 +42,7 @@ from tfdist_cli.train.tf_compat.data import clock
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
 from tfdist_cli.train.tf_compat.variables import after_assignments
 from tfdist_cli.train.variables.changed_rows import keep_marks, mark_all, marked, take_marks
-from tfdist_cli.train.variables.sharding import parts
+from tfdist_cli.train.variables.sharding import parts, pieces
 
 GRACE_SECONDS = 2.0
 """On parameter servers, rows used so recently are not replaced: a worker may still send their gradients."""
@@ -105,6 +108,7 @@ class _Shard:
         keys: the hash of the id of each row; 0 if the row is free. int64, shape (buckets, ways).
         used: when each row was used last, in microseconds since 1970; likewise.
         count: how often each row was used; likewise, int32.
+        strings: the string of each row, uint8, shape (rows, `row_width`); None if they are not kept.
         first_group: the group that it begins with.
         lock: held while rows are created or replaced; None in one process.
     """
@@ -114,12 +118,33 @@ class _Shard:
     keys: Any
     used: Any
     count: Any
+    strings: Any
     first_group: int
     lock: Any
 
     @property
     def groups(self) -> int:
         return int(self.keys.shape[0]) // BUCKETS
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """Distinct ids.
+
+    Args:
+        ids: int64, shape (n,).
+        uses: how often each is used, int32; None to create no rows, and to record nothing.
+        strings: the string of each; None if they are not kept, or no rows are created.
+    """
+
+    ids: tf.Tensor
+    uses: tf.Tensor | None
+    strings: tf.Tensor | None
+
+    def at(self, places: tf.Tensor) -> _Ids:
+        """Returns some of them."""
+        uses, strings = (None if each is None else tf.gather(each, places) for each in (self.uses, self.strings))
+        return _Ids(tf.gather(self.ids, places), uses, strings)
 
 
 class RowIndex:
@@ -129,9 +154,12 @@ class RowIndex:
         table: the table, whose number of rows is a multiple of `GROUP`.
         initial: computes the first values of a row.
         policy: which ids have rows.
+        string_bytes: the bytes that are kept of each string; ids are strings then. None if strings are not kept.
     """
 
-    def __init__(self, table: keras.Variable, initial: InitialRows, policy: RowPolicy) -> None:
+    def __init__(
+        self, table: keras.Variable, initial: InitialRows, policy: RowPolicy, string_bytes: int | None = None
+    ) -> None:
         self._initial, self.policy = initial, policy
         self.table = table
         shape = (int(table.shape[0]) // WAYS, WAYS)
@@ -140,6 +168,11 @@ class RowIndex:
                 _beside(table, shape, dtype, f"{table.name}_{name}")
                 for name, dtype in (("keys", "int64"), ("used", "int64"), ("count", "int32"))
             )
+            self.strings: keras.Variable | None = None
+            if string_bytes:
+                self.strings = _beside(
+                    table, (int(table.shape[0]), row_width(string_bytes)), "uint8", f"{table.name}_strings", "CPU:0"
+                )
             self._shards = self._new_shards()
         self._changed: keras.Variable | None = None
         self._marking: set[int] = set()
@@ -161,7 +194,7 @@ class RowIndex:
     @property
     def variables(self) -> list[keras.Variable]:
         """Its variables, which checkpoints hold."""
-        return [self.keys, self.used, self.count]
+        return [self.keys, self.used, self.count, *([] if self.strings is None else [self.strings])]
 
     @property
     def row_variables(self) -> list[keras.Variable]:
@@ -169,8 +202,9 @@ class RowIndex:
         return [self.table, *(slot for slot, _ in self._slots), *self.variables]
 
     def row_shape(self, variable: keras.Variable) -> tuple[int, ...]:
-        """Returns the shape of a row in one of the `row_variables`; () in those of the index."""
-        return () if any(variable is own for own in self.variables) else tuple(variable.shape[1:])
+        """Returns the shape of a row in one of the `row_variables`; () in those of the index but for strings."""
+        of_buckets = any(variable is own for own in (self.keys, self.used, self.count))
+        return () if of_buckets else tuple(variable.shape[1:])
 
     @property
     def first_rows(self) -> list[int]:
@@ -212,41 +246,41 @@ class RowIndex:
         """Returns the rows of ids; those of ids that have none are 0.
 
         Args:
-            ids: int64, shape (n,).
+            ids: int64, shape (n,); strings if these are kept.
             create: whether ids are counted, and new ones get rows.
 
         Returns:
             The row of each id, int32, and whether it was created now, bool, both of shape (n,).
         """
         if create and self._shards[0].lock is None:  # a single one
-            distinct, where, counts = tf.unique_with_counts(ids)
-            slot, created = self._slots_of_shard(self._shards[0], distinct, counts)
+            own, where = self._distinct(ids, create=create)
+            slot, created = self._slots_of_shard(self._shards[0], own)
             created &= slot >= 0  # an id that is not admitted yet has the row 0
             return tf.gather(tf.maximum(slot, 0), where), tf.gather(created, where)
         found = self.fetch(ids, create=create)
         numbers = [own + shard.first_group * GROUP for own, shard in zip(found.rows, self._shards, strict=True)]
-        return tf.gather(tf.concat(numbers, axis=0), found.positions), tf.zeros_like(ids, tf.bool)
+        return tf.gather(tf.concat(numbers, axis=0), found.positions), tf.zeros_like(found.positions, tf.bool)
 
     def fetch(self, ids: tf.Tensor, *, create: bool) -> FoundRows:
         """Returns the rows of ids, each row once and where it is.
 
         Args:
-            ids: int64, shape (n,).
+            ids: int64, shape (n,); strings if these are kept.
             create: whether ids are counted, and new ones get rows.
         """
-        distinct, where, uses = tf.unique_with_counts(ids)
-        owner: Any = tf.zeros_like(distinct, tf.int32)
-        places = [tf.range(tf.size(distinct))]
-        own = [(distinct, uses)]
+        distinct, where = self._distinct(ids, create=create)
+        owner: Any = tf.zeros_like(distinct.ids, tf.int32)
+        places = [tf.range(tf.size(distinct.ids))]
+        own = [distinct]
         if len(self._shards) > 1:
             firsts = tf.constant([[shard.first_group for shard in self._shards[1:]]])
-            owner = tf.raw_ops.UpperBound(sorted_inputs=firsts, values=self._group(hashed(distinct))[None])[0]
+            owner = tf.raw_ops.UpperBound(sorted_inputs=firsts, values=self._group(hashed(distinct.ids))[None])[0]
             places = tf.dynamic_partition(places[0], owner, len(self._shards))
-            own = [(tf.gather(distinct, place), tf.gather(uses, place)) for place in places]
-        slots = [self._slots_on_device(*each, create) for each in zip(self._shards, own, strict=True)]
+            own = [distinct.at(place) for place in places]
+        slots = [self._slots_on_device(*each) for each in zip(self._shards, own, strict=True)]
         if create and self.policy.every_id_has_a_row:
-            place = tf.range(tf.size(distinct))
-            counts = [tf.size(each) for each, _ in own]
+            place = tf.range(tf.size(distinct.ids))
+            counts = [tf.size(each.ids) for each in own]
         else:  # the row 0, in the first shard, is that of all ids that have none
             has, slots = self._without_missing(slots)
             joined = tf.concat(has, axis=0)
@@ -266,6 +300,21 @@ class RowIndex:
         rows = np.flatnonzero(has).astype(np.int32)
         return unhashed(keys.reshape(-1)[rows]), rows
 
+    def strings_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the strings of rows as an array of `str`, shape (n,). Blocks of the variable are read one by one.
+
+        Args:
+            rows: the rows of ids, ascending.
+        """
+        found: list[np.ndarray] = []
+        first = 0
+        for piece in pieces(self.strings):
+            block = piece.read().numpy()
+            start, end = np.searchsorted(rows, [first, first + len(block)])
+            found.append(decoded(block[rows[start:end] - first]))
+            first += len(block)
+        return np.concatenate(found)
+
     def initial_rows(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the initial rows of ids."""
         return self._initial(ids, self.table.dtype)
@@ -273,11 +322,12 @@ class RowIndex:
     def _new_shards(self) -> list[_Shard]:
         shards: list[_Shard] = []
         first = 0
-        variables = (parts(each) for each in (self.table, *self.variables))
-        for rows, keys, used, count in zip(*variables, strict=True):
+        own = [parts(each) for each in (self.table, self.keys, self.used, self.count)]
+        own.append([None] * len(own[0]) if self.strings is None else parts(self.strings))
+        for rows, keys, used, count, strings in zip(*own, strict=True):
             with tf.device(rows.device):
                 lock = tf.CriticalSection() if _is_shared() else None
-            shards.append(_Shard(len(shards), rows, keys, used, count, first, lock))
+            shards.append(_Shard(len(shards), rows, keys, used, count, strings, first, lock))
             first += shards[-1].groups
         return shards
 
@@ -287,14 +337,27 @@ class RowIndex:
         scaled = high * tf.constant(self.groups, tf.uint64)
         return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)
 
-    def _slots_on_device(self, shard: _Shard, own: tuple[tf.Tensor, tf.Tensor], create: bool) -> tf.Tensor:
+    def _distinct(self, given: tf.Tensor, *, create: bool) -> tuple[_Ids, tf.Tensor]:
+        """Returns distinct ids, and for each given one its position among them.
+
+        If two strings have the same id, the first one stands for both.
+        """
+        ids = given if self.strings is None else strings_as_ids(given)
+        distinct, where, uses = tf.unique_with_counts(ids)
+        strings = None
+        if create and self.strings is not None:
+            first = tf.math.unsorted_segment_min(tf.range(tf.size(ids)), where, tf.size(distinct))
+            strings = tf.gather(given, first)
+        return _Ids(distinct, uses if create else None, strings), where
+
+    def _slots_on_device(self, shard: _Shard, own: _Ids) -> tf.Tensor:
         """Returns the rows of distinct ids within a shard, on its ps: a function there finds them, only ids cross."""
-        ids, uses = own
         if shard.lock is None:
-            return self._slots_of_shard(shard, ids, uses if create else None)[0]
-        given = [ids, uses] if create and self.policy.counts_uses else [ids]
+            return self._slots_of_shard(shard, own)[0]
+        create = own.uses is not None
+        uses = own.uses if self.policy.counts_uses else None
         with tf.device(shard.rows.device):
-            return unordered(self._functions[create](shard, *given))
+            return unordered(self._functions[create](shard, own.ids, uses, own.strings))
 
     def _without_missing(self, slots: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns which ids have rows; and the rows of those that have, on their ps, with the row 0 before them."""
@@ -309,22 +372,16 @@ class RowIndex:
         return has, found
 
     def _function(self, *, create: bool) -> Any:
-        def slots(shard: _Shard, ids: tf.Tensor, uses: tf.Tensor | None = None) -> tf.Tensor:
+        def slots(shard: _Shard, ids: tf.Tensor, uses: tf.Tensor | None, strings: tf.Tensor | None) -> tf.Tensor:
             with tf.device(shard.rows.device):
                 some = tf.ones_like(ids, tf.int32) if create and uses is None else uses
-                return self._slots_of_shard(shard, ids, some)[0]
+                return self._slots_of_shard(shard, _Ids(ids, some, strings))[0]
 
         return function_kept_whole(slots)
 
-    def _slots_of_shard(self, shard: _Shard, ids: tf.Tensor, uses: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the row of each id within a shard, -1 if it has none, and whether it was created now.
-
-        Args:
-            shard: the shard.
-            ids: the ids; distinct if they are counted.
-            uses: how often each is used; None to create no rows, and to record nothing.
-        """
-        keys = hashed(ids)
+    def _slots_of_shard(self, shard: _Shard, own: _Ids) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the row of each id within a shard, -1 if it has none, and whether it was created now."""
+        keys, uses = hashed(own.ids), own.uses
         buckets = buckets_of(keys, self._group(keys) - shard.first_group)
         if uses is None:
             return self._admitted(shard, slot_of(shard.keys, keys, buckets)), tf.zeros_like(keys, tf.bool)
@@ -338,7 +395,7 @@ class RowIndex:
             return slot, tf.zeros_like(slot, tf.bool)
 
         def some_new() -> tuple[Any, Any]:
-            slot, created = _locked(shard, lambda: self._found_or_created(shard, ids, keys, buckets))
+            slot, created = _locked(shard, lambda: self._found_or_created(shard, own, keys, buckets))
             return tf.maximum(slot, 0) if self.policy.every_id_has_a_row else slot, created
 
         if self.policy.records_times:
@@ -370,7 +427,7 @@ class RowIndex:
             done = marked(shard.used, slot, done)
         return done or tf.no_op()
 
-    def _found_or_created(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
+    def _found_or_created(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
         """The row of each key; keys without one get one, if possible."""
         slot = slot_of(shard.keys, keys, buckets)  # another worker may have created it meanwhile
         stamped = []
@@ -378,14 +435,14 @@ class RowIndex:
             stamped = [self._stamped(shard, tf.boolean_mask(slot, slot >= 0))]
         with tf.control_dependencies(stamped):
             missing = tf.where(slot < 0)[:, 0]
-        own, created = self._create(shard, *(tf.gather(of, missing) for of in (ids, keys, buckets)))
+        own, created = self._create(shard, ids.at(missing), *(tf.gather(of, missing) for of in (keys, buckets)))
         place = missing[:, None]
         return (
             tf.tensor_scatter_nd_update(slot, place, own),
             tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), place, created),
         )
 
-    def _create(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
+    def _create(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
         """Gives keys rows, in rounds: if several take the same row, the first one gets it."""
         now, count = _now(), tf.size(keys)
         # The key 0 marks free rows: the id with this hash never has a row.
@@ -404,7 +461,7 @@ class RowIndex:
             won = tf.gather(index_possible, winner)
             if shard.lock and self.policy.records_times:
                 distinct, won = self._claimed(shard, distinct, won, now)
-            placed = self._place(shard, tf.gather(ids, won), tf.gather(keys, won), distinct, now)
+            placed = self._place(shard, ids.at(won), tf.gather(keys, won), distinct, now)
             with tf.control_dependencies(placed):
                 at = won[:, None]
                 slot = tf.tensor_scatter_nd_update(slot, at, distinct)
@@ -475,9 +532,11 @@ class RowIndex:
         score = tf.where(free, _int64(_FREE) + WAYS - number, score)
         return tf.reshape(score, [-1, 2 * WAYS]), tf.reshape(candidates, [-1, 2 * WAYS])
 
-    def _place(self, shard: _Shard, ids: tf.Tensor, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> list[Any]:
+    def _place(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> list[Any]:
         """Gives rows to keys. Returns operations; the keys are written last, when their rows have their values."""
-        values = [scattered(shard.rows, slot, self.initial_rows(ids))]
+        values = [scattered(shard.rows, slot, self.initial_rows(ids.ids))]
+        if shard.strings is not None:
+            values.append(scattered(shard.strings, slot, string_rows(ids.strings, int(shard.strings.shape[1]))))
         for variable, value in self._slots:
             own = parts(variable)[shard.number]
             shape = tf.concat([tf.shape(slot), own.shape[1:]], axis=0)
@@ -513,8 +572,10 @@ def _uint64(value: int) -> tf.Tensor:
     return tf.constant(value, tf.uint64)
 
 
-def _beside(table: keras.Variable, shape: Sequence[int], dtype: str, name: str) -> keras.Variable:
-    """Creates a variable of zeros on the ps of a table, sharded like it."""
+def _beside(
+    table: keras.Variable, shape: Sequence[int], dtype: str, name: str, device: str | None = None
+) -> keras.Variable:
+    """Creates a variable of zeros on the ps of a table, sharded like it; in one process on a device if one is given."""
     strategy = tf.distribute.get_strategy()
-    with strategy.extended.colocate_vars_with(table.value) if tf.distribute.has_strategy() else nullcontext():
+    with strategy.extended.colocate_vars_with(table.value) if tf.distribute.has_strategy() else tf.device(device):
         return keras.Variable("zeros", shape=tuple(shape), dtype=dtype, trainable=False, name=name)

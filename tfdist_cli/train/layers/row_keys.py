@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist_cli.tables.hashing import BUCKETS, FIRST, INCREMENT, SECOND, WAYS
+from tfdist_cli.tables.hashing import BUCKETS, FIRST, INCREMENT, SECOND, TEXT_HASHES, WAYS
+from tfdist_cli.tables.strings import CUT, WHOLE
 
 
 def hashed(ids: tf.Tensor) -> tf.Tensor:
@@ -16,6 +17,18 @@ def hashed(ids: tf.Tensor) -> tf.Tensor:
         value = tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, _uint64(shift)))
         value *= _uint64(factor)
     return tf.bitcast(value, tf.int64)
+
+
+def strings_as_ids(strings: tf.Tensor) -> tf.Tensor:
+    """Returns the id of each string, int64: 63 bits of its hash."""
+    return tf.strings.to_hash_bucket_fast(strings, TEXT_HASHES)
+
+
+def string_rows(strings: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns strings as `tables.strings` describes, uint8, shape (n, width)."""
+    size = width - 1
+    mark = tf.where(tf.strings.length(strings) > size, bytes([CUT]), bytes([WHOLE]))
+    return tf.io.decode_raw(tf.strings.substr(strings, 0, size) + mark, tf.uint8, fixed_length=width)
 
 
 def buckets_of(keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:

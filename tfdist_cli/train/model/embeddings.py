@@ -382,7 +382,7 @@ class _Trace:
 
         def gather(table: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
             self.calls.append(_Call(table, ids))
-            return _gathered(parameters[self._indices[id(table)]], tf.zeros_like(ids), table)
+            return _gathered(parameters[self._indices[id(table)]], tf.zeros_like(ids, tf.int32), table)
 
         self._whole = {key: placeholder_for(table) for key, table in self._tables.items()}
         pairs = zip(self._step.parameters, parameters, strict=True)
