@@ -141,24 +141,34 @@ class Rows:
         ids: the id of each, int64, shape (n,); 0 where there is none.
         present: whether an id has the row, bool, shape (n,). The row 0 belongs to all other ids.
         values: the rows, shape (n, width).
+        strings: the string of each id, uint8, as `tables.strings` describes; zeros where there is none. None if
+            they are not kept.
     """
 
     rows: np.ndarray
     ids: np.ndarray
     present: np.ndarray
     values: np.ndarray
+    strings: np.ndarray | None = None
+
+    def of(self, some: np.ndarray) -> Rows:
+        """Returns some of them, by a mask."""
+        strings = None if self.strings is None else self.strings[some]
+        return Rows(self.rows[some], self.ids[some], self.present[some], self.values[some], strings)
 
     def packed(self) -> bytes:
         """Returns the content of the file, in NumPy's format `npz`."""
         file = io.BytesIO()
-        np.savez(file, rows=self.rows, ids=self.ids, present=self.present, values=self.values)
+        strings: dict[str, Any] = {} if self.strings is None else {"strings": self.strings}
+        np.savez(file, rows=self.rows, ids=self.ids, present=self.present, values=self.values, **strings)
         return file.getvalue()
 
     @classmethod
     def parsed(cls, content: bytes) -> Rows:
         """Returns the rows in a file."""
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            return cls(stored["rows"], stored["ids"], stored["present"], stored["values"])
+            strings = stored.get("strings")
+            return cls(stored["rows"], stored["ids"], stored["present"], stored["values"], strings)
 
 
 def manifest_name(sequence: int) -> str:

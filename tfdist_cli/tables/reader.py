@@ -13,7 +13,7 @@ import numpy as np
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.path_scheme import checked_location
 from tfdist_cli.storage.local import open_folder
-from tfdist_cli.tables.hashing import WAYS, as_ids, candidates, hashed
+from tfdist_cli.tables.hashing import WAYS, as_ids, candidates, hashed, unhashed
 from tfdist_cli.tables.layout import (
     DamagedPush,
     Manifest,
@@ -23,6 +23,7 @@ from tfdist_cli.tables.layout import (
     manifest_name,
     sequences,
 )
+from tfdist_cli.tables.strings import decoded
 
 _TRIES = 3
 """How often the pushes are listed anew because files of an old base have been removed meanwhile."""
@@ -41,6 +42,7 @@ class PushedTable:
         self._lock = lock
         self._keys = np.zeros((shape.rows // WAYS, WAYS), np.int64)
         self._values = np.zeros((shape.rows, shape.width), shape.dtype)
+        self._strings: np.ndarray | None = None
 
     def lookup(self, ids: Any) -> np.ndarray:
         """Returns the vectors of ids; ids without a row have the default row, as in the model's prediction.
@@ -63,6 +65,20 @@ class PushedTable:
             found: np.ndarray = self._rows(given) != 0
         return found
 
+    def vocabulary(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids that have rows, and their vectors.
+
+        Returns:
+            The ids, shape (n,), int64; or `str` if the layer keeps strings, see `DynamicEmbedding.vocabulary`. And the
+            vectors, shape (n, width).
+        """
+        with self._lock:
+            keys = self._keys.reshape(-1)
+            rows = np.flatnonzero(keys)
+            ids, vectors = unhashed(keys[rows]), self._values[rows]
+            strings = None if self._strings is None else self._strings[rows]
+        return ids if strings is None else decoded(strings), vectors
+
     def _rows(self, ids: np.ndarray) -> np.ndarray:
         """The row of each id; 0 if it has none."""
         keys = hashed(ids.reshape(-1))
@@ -76,6 +92,10 @@ class PushedTable:
         """Replaces rows. The caller holds the lock, unless nobody else has the table yet."""
         self._keys.reshape(-1)[own.rows] = np.where(own.present, hashed(own.ids), 0)
         self._values[own.rows] = own.values
+        if own.strings is not None:
+            if self._strings is None:
+                self._strings = np.zeros((self.shape.rows, own.strings.shape[1]), np.uint8)
+            self._strings[own.rows] = own.strings
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class _Table:
         table: the name of the rows.
         keys: that of the index's keys.
         count: that of the counts of uses.
+        strings: that of the strings of ids; None if they are not kept.
     """
 
     number: int
@@ -40,6 +41,7 @@ class _Table:
     table: str
     keys: str
     count: str
+    strings: str | None
 
     @property
     def shape(self) -> TableShape:
@@ -47,6 +49,16 @@ class _Table:
         own = str(self.index.table.dtype)
         name = self.index.table.path.rpartition("/")[0] or self.index.table.path
         return TableShape(name, int(rows), int(width), own if own in _PORTABLE else "float32")
+
+    @property
+    def string_width(self) -> int:
+        """The bytes of a row's string; 0 if strings are not kept."""
+        return 0 if self.index.strings is None else int(self.index.strings.shape[1])
+
+    @property
+    def row_bytes(self) -> int:
+        """About the bytes of a row in the files."""
+        return 4 * self.shape.width + 16 + self.string_width
 
 
 class StoredRows:
@@ -58,10 +70,10 @@ class StoredRows:
 
     def __init__(self, step: ModelStep) -> None:
         names = {id(variable): name for name, variable in named_variables(step)}
-        self._tables = [
-            _Table(number, index, *(names[id(each)] for each in (index.table, index.keys, index.count)))
-            for number, index in enumerate(row_indices(step.model))
-        ]
+        self._tables = []
+        for number, index in enumerate(row_indices(step.model)):
+            table, keys, count = (names[id(each)] for each in (index.table, index.keys, index.count))
+            self._tables.append(_Table(number, index, table, keys, count, names.get(id(index.strings))))
 
     def __bool__(self) -> bool:
         return bool(self._tables)
@@ -87,36 +99,49 @@ class StoredRows:
     def _all(self, table: _Table, prefix: Path) -> Iterator[Rows]:
         """The rows of a full checkpoint that belong to ids, and the row 0."""
         shape = table.shape
-        for first, size in _steps(shape.rows, shape.width, unit=WAYS):
+        for first, size in _steps(shape.rows, table.row_bytes, unit=WAYS):
             number = np.arange(first, first + size, dtype=np.int32)
-            of_rows = slice_text((shape.rows, shape.width), first, size)
             of_index = slice_text((shape.rows // WAYS, WAYS), first // WAYS, size // WAYS)
-            rows = self._read(table, prefix, number, of_rows, of_index)
+            rows = self._read(table, prefix, number, (shape.rows, first), of_index)
             used = rows.present | (rows.rows == 0)
             if used.any():
-                yield Rows(rows.rows[used], rows.ids[used], rows.present[used], rows.values[used])
+                yield rows.of(used)
 
     def _changed(self, table: _Table, prefix: Path) -> Iterator[Rows]:
         """The rows of a delta."""
         (found,) = restored(prefix, [(numbers_name(table.number), "", tf.int32)])
-        numbers, width = found.numpy(), table.shape.width
-        for first, size in _steps(len(numbers), width):
-            of_rows = slice_text((len(numbers), width), first, size)
+        numbers = found.numpy()
+        for first, size in _steps(len(numbers), table.row_bytes):
             of_index = slice_text((len(numbers),), first, size)
-            yield self._read(table, prefix, numbers[first : first + size], of_rows, of_index)
+            yield self._read(table, prefix, numbers[first : first + size], (len(numbers), first), of_index)
 
-    def _read(self, table: _Table, prefix: Path, numbers: np.ndarray, of_rows: str, of_index: str) -> Rows:
-        dtype = tf.as_dtype(table.index.table.dtype)
+    def _read(self, table: _Table, prefix: Path, numbers: np.ndarray, place: tuple[int, int], of_index: str) -> Rows:
+        """Reads some rows.
+
+        Args:
+            table: the table.
+            prefix: the prefix of the files' paths.
+            numbers: the numbers of the rows.
+            place: how many rows the files have, and the first one to read.
+            of_index: the place of the rows in the variables of the index.
+        """
+
+        def of_rows(width: int) -> str:
+            return slice_text((place[0], width), place[1], len(numbers))
+
         wanted = [
-            (table.table, of_rows, dtype),
+            (table.table, of_rows(table.shape.width), tf.as_dtype(table.index.table.dtype)),
             (table.keys, of_index, tf.int64),
             (table.count, of_index, tf.int32),
         ]
-        values, keys, counts = restored(prefix, wanted)
+        if table.strings:
+            wanted.append((table.strings, of_rows(table.string_width), tf.uint8))
+        values, keys, counts, *strings = restored(prefix, wanted)
         key = keys.numpy().reshape(-1)
         present = (key != 0) & (counts.numpy().reshape(-1) >= _least_uses(table.index))
         ids = np.where(present, unhashed(key), 0)
-        return Rows(numbers, ids, present, tf.cast(values, table.shape.dtype).numpy())
+        own = np.where(present[:, None], strings[0].numpy(), np.uint8(0)) if strings else None
+        return Rows(numbers, ids, present, tf.cast(values, table.shape.dtype).numpy(), own)
 
 
 def parts_of(state: TrainingState) -> list[str]:
@@ -134,7 +159,7 @@ def _least_uses(index: RowIndex) -> int:
     return index.policy.admit_after if index.policy.admit_after > 1 else 0
 
 
-def _steps(rows: int, width: int, unit: int = 1) -> Iterator[tuple[int, int]]:
+def _steps(rows: int, row_bytes: int, unit: int = 1) -> Iterator[tuple[int, int]]:
     """Yields the first row and the number of rows of pieces of at most about `FILE_BYTES`."""
-    step = max(1, FILE_BYTES // (4 * width + 16) // unit) * unit
+    step = max(1, FILE_BYTES // row_bytes // unit) * unit
     yield from ((first, min(step, rows - first)) for first in range(0, rows, step))
