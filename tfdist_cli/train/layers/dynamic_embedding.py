@@ -108,11 +108,26 @@ class DynamicEmbedding(keras.layers.Embedding):
         index = RowIndex(self.embeddings, self._initial, self.policy, self.string_bytes)
         keep_row_index(self.embeddings, index)
 
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Layer`.
+
+        Raises:
+            UsageError: strings are to be kept, and the ids are none.
+        """
+        dtype = tf.as_dtype(getattr(inputs, "dtype", tf.string))
+        if self.string_bytes and dtype != tf.string:  # an error in `call` would lose its code in Keras
+            raise UsageError(
+                f"the layer {self.name!r} has string_bytes, but its ids are {dtype.name}",
+                code="dynamic-embedding-no-strings",
+                hint="leave string_bytes out, or give the model's input the dtype 'string'",
+            )
+        return super().__call__(inputs, *args, **kwargs)
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the vectors of ids; in training, new ids get rows."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values, training=training))
-        ids = self._as_strings(inputs) if self.string_bytes else as_ids(inputs)
+        ids = _dense(inputs) if self.string_bytes else as_ids(inputs)
         looked_up = vars(self.embeddings).get("sparse_read")
         if looked_up:
             return looked_up(ids)
@@ -139,16 +154,6 @@ class DynamicEmbedding(keras.layers.Embedding):
         """
         ids, rows = self.index.ids()
         return (self.index.strings_of(rows), rows) if self.string_bytes else (ids, rows)
-
-    def _as_strings(self, inputs: Any) -> tf.Tensor:
-        strings = _dense(inputs)
-        if strings.dtype != tf.string:
-            raise UsageError(
-                f"the layer {self.name!r} has string_bytes, but its ids are {strings.dtype.name}",
-                code="dynamic-embedding-no-strings",
-                hint="leave string_bytes out, or give the model's input the dtype 'string'",
-            )
-        return strings
 
     def save_own_variables(self, store: Any) -> None:
         """See `keras.Layer`; the index is saved with the table."""
