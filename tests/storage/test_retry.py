@@ -1,4 +1,5 @@
 import errno
+import random
 
 import pytest
 
@@ -42,6 +43,13 @@ def test_requests_that_fail_for_a_while_are_repeated(error):
     assert len(calls) == 6
     for shorter, longer in zip(time.waits, time.waits[1:], strict=False):
         assert longer > shorter * 1.1, "the waits get longer"
+
+
+def test_a_retry_leaves_the_programs_random_numbers_alone():
+    """Requests are retried in other threads while the program draws a seed or shuffles its data."""
+    time, before = Time(), random.getstate()
+    Retry(60, time.clock, time.sleep)("reading", failing(5, TimeoutError())[0])
+    assert random.getstate() == before
 
 
 def test_a_request_is_repeated_until_the_limit():

@@ -37,6 +37,9 @@ _CREDENTIALS = {
 }
 """Names of the errors of the services' libraries that say that there are no usable credentials."""
 
+_spread = random.SystemRandom()
+"""Spreads requests in time. Draws from the global generator would change the seeds and shuffles of the program."""
+
 log = logging.getLogger("tfdist")
 Result = TypeVar("Result")
 
@@ -95,7 +98,7 @@ class Retry:
                 if now >= deadline:
                     message = f"{what} failed for {self._seconds:.0f} s: {reason_of(error)}"
                     raise StorageError(message) from error
-                wait = min(delay * random.uniform(0.75, 1.25), deadline - now)  # noqa: S311 spreads requests in time
+                wait = min(delay * _spread.uniform(0.75, 1.25), deadline - now)
             self._sleep(wait)
             delay = min(2 * delay, _LONGEST_DELAY)
 
