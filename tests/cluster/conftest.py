@@ -6,7 +6,8 @@ from tests.support.lab import containers
 from tests.support.lab.hosts import make_hosts
 from tests.support.tasks import Tasks
 
-LONGEST = ("test_rules", "test_slurm", "test_mirrored_fit", "test_parameter_server_fit", "test_recipes", "test_roles")
+LONGEST = ("test_rules", "test_slurm", "test_mirrored_fit", "test_parameter_server_fit", "test_recipes", "test_roles",
+           "test_containers", "test_launch_training", "test_losses", "test_task_environment")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
