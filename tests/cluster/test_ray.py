@@ -26,14 +26,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.rotates
 @pytest.fixture
 def replace_node(ray_cluster):  # noqa: F811 - the fixture above
     """Kills the node that has cores, and adds another one."""
-    nodes = [ray_cluster.add_node(num_cpus=2)]
-
-    def replace():
-        ray_cluster.remove_node(nodes.pop(), allow_graceful=False)
-        nodes.append(ray_cluster.add_node(num_cpus=2))
-
-    yield replace
-    ray_cluster.remove_node(nodes.pop(), allow_graceful=False)
+    ray_cluster.add_node()
+    yield ray_cluster.replace_node
+    ray_cluster.remove_node()
 
 
 def test_the_training_survives_a_node_and_ends_with_ctrl_c(ray_cluster, replace_node, tmp_path):  # noqa: F811
