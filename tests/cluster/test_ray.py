@@ -76,3 +76,20 @@ def test_ctrl_c_in_a_program(ray_cluster, replace_node, tmp_path):  # noqa: F811
     result = interrupt_program(program(ray_cluster, tmp_path, 100_000))
     assert (result["code"], result["losses"]) == ("stopped-by-signal", [])
     assert result["checkpoints"][-1]["step"] > 100  # that of the end
+
+
+def test_ray_client(ray_cluster, replace_node, tmp_path):  # noqa: F811
+    """From a machine outside of the cluster, as far as Ray knows."""
+    address = ray_cluster.client_address
+    folder = project(tmp_path / "launch", cluster=MIRRORED)
+    process = start(folder, "--on", "ray", "--set", f"ray.address={address}", "--run-dir", "run")
+    done = finish(process, PATIENCE)
+    assert done.code == 0, done.stderr
+    assert not started_in(folder)
+    (folder := tmp_path / "fit").mkdir()
+    process = start_program("ray_client_fit.py", folder, address, folder / "store")
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err[-5000:]
+    found = json.loads(out.splitlines()[-1])
+    assert found == {"refused": ["ray-client-address", "ray-client-dataset"], "outputs": [512, 4]}
+    assert not started_in(folder)

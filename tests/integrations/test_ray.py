@@ -102,6 +102,28 @@ def test_tables_that_are_refused(tmp_path, table, features, code):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def client(monkeypatch):
+    """The program uses Ray Client."""
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray.util.client", client)
+
+
+def test_ray_client_reads_folders_of_the_cluster_that_is_named(client, run, tmp_path):
+    Dataset(["a", "y"]).write_parquet(tmp_path / "rows")
+    arguments = {"features": ["a"], "label": "y", "store": tmp_path / "store"}
+    with raises(UsageError, "ray-client-address"):
+        tfdist.ray.fit("m:f", tmp_path / "rows", **arguments)
+    tfdist.ray.fit("m:f", tmp_path / "rows", address="ray://h:1", **arguments)
+    assert run["cluster"]["ray"] == {"address": "ray://h:1"}
+
+
+def test_ray_client_computes_no_dataset(client, tmp_path):
+    with raises(UsageError, "ray-client-dataset"):
+        tfdist.ray.fit("m:f", Dataset(), features=["a"], label="y", store=tmp_path, address="ray://h:1")
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_ray(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises(UsageError, "package-missing"):

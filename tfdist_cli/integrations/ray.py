@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def fit(  # noqa: PLR0913 named as in Keras's and tfdist's fit
         RunFailed: the training has failed; the code is that of its failure.
     """
     columns = TableColumns(features, label)
+    tables = {TRAIN: dataset, **({} if validation_data is None else {VALIDATION: validation_data})}
     training = TableTraining(
         ModelFunction.of(model_fn, model_args),
         columns,
@@ -88,7 +90,6 @@ def fit(  # noqa: PLR0913 named as in Keras's and tfdist's fit
         batch_size=batch_size,
         changes=set or {},
     )
-    tables = {TRAIN: dataset, **({} if validation_data is None else {VALIDATION: validation_data})}
     for table in tables.values():
         _check(table, columns)
     with training_folder(store, "ray") as folder:
@@ -100,7 +101,7 @@ def _address() -> str:
     """Returns the address of the cluster that this program uses.
 
     Raises:
-        UsageError: ray is not installed.
+        UsageError: ray is not installed, or the program uses Ray Client, which does not tell.
     """
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
@@ -110,17 +111,35 @@ def _address() -> str:
         )
     import ray  # noqa: PLC0415 an extra
 
+    if _is_client():
+        raise UsageError(
+            "this program uses Ray Client, which does not tell the address of its server",
+            code="ray-client-address",
+            hint='pass the address of ray.init to tfdist.ray.fit, too: address="ray://HOST:10001"',
+        )
     return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else "auto"
+
+
+def _is_client() -> bool:
+    """Returns whether this program uses a cluster by way of Ray Client."""
+    client = sys.modules.get("ray.util.client")  # a program with a ray:// address has it
+    return bool(client and client.ray.is_connected())
 
 
 def _check(table: Any, columns: TableColumns) -> None:
     """Checks that a table is one, and has the columns; those of Parquet files are checked later.
 
     Raises:
-        UsageError: it is none, or has not.
+        UsageError: it is none, or has not, or cannot be read.
     """
     if isinstance(table, (str, Path)):
         return
+    if _is_client():
+        raise UsageError(
+            "this program uses Ray Client, with which Ray computes no dataset",
+            code="ray-client-dataset",
+            hint="run the program on the cluster, such as with `ray job submit`, or pass a folder of Parquet files",
+        )
     if not all(hasattr(table, name) for name in ("columns", "select_columns", "random_shuffle", "write_parquet")):
         raise UsageError(
             f"{type(table).__module__}.{type(table).__name__} is no dataset of Ray",

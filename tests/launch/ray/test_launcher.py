@@ -57,3 +57,10 @@ def test_the_package_is_needed(monkeypatch):
 )
 def test_reasons_of_ray(error, code):
     assert driver._driver_error(error).code == code
+
+
+def test_the_reason_of_a_server_is_its_last_line():
+    error = ConnectionAbortedError(
+        "Initialization failure from server:\nTraceback …\n  File …\nRuntimeError: it died\n"
+    )
+    assert driver._driver_error(error).message.endswith("Initialization failure from server: RuntimeError: it died")

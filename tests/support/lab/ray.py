@@ -1,6 +1,7 @@
 """A real Ray cluster of several nodes on this machine: processes of Ray's own test cluster."""
 
 import importlib.util
+import os
 from contextlib import closing
 
 import psutil
@@ -23,6 +24,8 @@ class Lab:
     def __init__(self):
         from ray.cluster_utils import Cluster  # noqa: PLC0415 an extra
 
+        # A forked child of Ray's client server may die in a handler of gRPC, before it executes another program.
+        os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
         port = free_address().port
         head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": port}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)

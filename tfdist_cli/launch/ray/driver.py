@@ -115,18 +115,19 @@ def _driver_error(error: Exception) -> DriverError:
         )
     if isinstance(error, OSError | ValueError):
         return DriverError(
-            f"the cluster cannot be reached: {_first_line(error)}",
+            f"the cluster cannot be reached: {_summary(error)}",
             "ray-unreachable",
             "check ray.address in the cluster file, and `ray status` there",
             usage=True,
         )
-    return DriverError(_first_line(error), "slots-lost", "see the logs of Ray, such as with `ray logs cluster`")
+    return DriverError(_summary(error), "slots-lost", "see the logs of Ray, such as with `ray logs cluster`")
 
 
-def _first_line(error: Exception) -> str:
-    """Returns the first line that says more than the name of an error's class."""
+def _summary(error: Exception) -> str:
+    """Returns the first line that says more than the name of an error's class, and the last one if it leads to it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next(iter(lines), type(error).__name__)
+    first = next(iter(lines), type(error).__name__)
+    return f"{first} {lines[-1]}" if first.endswith(":") and len(lines) > 1 else first
 
 
 if __name__ == "__main__":
