@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -152,6 +153,32 @@ def test_an_earlier_run_goes_on_in_its_directory(tfdist, mirrored, tmp_path):
     attempts = [json.loads(line)["attempt"] for line in (tmp_path / "mine" / "events.jsonl").read_text().splitlines()]
     assert set(attempts) == {1, 2}
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("master", "conf"),
+    [
+        ("yarn", {"spark.yarn.queue": "a b", "spark.yarn.dist.archives": "hdfs:///env.tar.gz#env"}),
+        (
+            "k8s://https://10.0.0.1:6443",
+            {"spark.kubernetes.container.image": "registry:5000/tf:1", "spark.executor.instances": 5},
+        ),
+        ("k8s://10.0.0.1:6443", {"spark.kubernetes.executor.podNamePrefix": "a$b"}),
+    ],
+)
+def test_spark_gets_master_and_properties_as_they_are(tfdist, mirrored, monkeypatch, master, conf):
+    monkeypatch.setenv("SPARK_HOME", "/spark")
+    monkeypatch.setenv("JAVA_HOME", "/java")
+    spark = {"master_url": master, "conf": conf, "python": "env/bin/python"}
+    given = f"launcher: spark\nstrategy: multi_worker_mirrored\nroles: {{worker: {{}}}}\nspark: {json.dumps(spark)}\n"
+    mirrored.write_text(given)
+    result = tfdist("launch", mirrored, "--dry-run", "--", "true")
+    assert result.code == 0, result.err
+    (command,) = [shlex.split(line) for line in result.out.splitlines() if "spark-submit" in line]
+    assert command[:3] == ["/spark/bin/spark-submit", "--master", master]
+    options = dict(word.split("=", 1) for before, word in pairwise(command) if before == "--conf")
+    expected = {name: str(value) for name, value in conf.items()} | {"spark.pyspark.python": "env/bin/python"}
+    assert {name: options.get(name) for name in expected} == expected
 
 
 def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(tfdist, mirrored, tmp_path):

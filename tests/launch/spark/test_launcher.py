@@ -56,6 +56,7 @@ def test_the_command(home):
     [
         ({"master_url": "local[3]"}, "127.0.0.1"),
         ({"master_url": "k8s://https://127.0.0.1:6443"}, "127.0.0.1"),
+        ({"master_url": "k8s://127.0.0.1:6443"}, "127.0.0.1"),
         ({"master_url": "spark://127.0.0.1:7077,other:7077"}, "127.0.0.1"),
         ({"master_url": "yarn", "conf": {"spark.driver.host": "edge"}}, "edge"),
         ({"master_url": "yarn", "address": "10.0.0.1"}, "10.0.0.1"),

@@ -114,7 +114,9 @@ def properties(cluster: Cluster, spec: SparkSpec) -> dict[str, str]:
 
 def _master_address(master: str | None) -> tuple[str, int]:
     """Returns host and port in a master's URL; empty if it has none."""
-    url = urlsplit((master or "").removeprefix("k8s://").partition(",")[0])
     if (master or "").startswith("local"):
         return "127.0.0.1", 1
+    first = (master or "").partition(",")[0]
+    server = first.removeprefix("k8s://")
+    url = urlsplit(server if "://" in server else first)  # k8s://HOST:PORT has no protocol of its own
     return url.hostname or "", url.port or 1
