@@ -20,3 +20,10 @@ def test_properties_that_spark_cannot_have_are_refused(name, code):
         SparkSpec.model_validate({"conf": {name: "x"}})
     [details] = caught.value.errors()
     assert details["ctx"]["error"].code == code
+
+
+def test_a_server_of_spark_connect_is_no_master():
+    with pytest.raises(ValidationError) as caught:
+        SparkSpec.model_validate({"master_url": "sc://host:15002"})
+    [details] = caught.value.errors()
+    assert details["ctx"]["error"].code == "spark-connect"

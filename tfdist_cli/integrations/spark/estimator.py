@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812 as everyone calls it
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.integrations.spark.frames import numbers
+from tfdist_cli.integrations.spark.frames import check_classic, numbers
 from tfdist_cli.integrations.spark.training import fit
 from tfdist_cli.integrations.table import Features, feature_names
 
@@ -122,6 +122,7 @@ class KerasModel(Model, _HasColumns, MLWritable, MLReadable):
         return load_model(self.content)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_classic(dataset)
         _require_pandas()
         get = self.getOrDefault
         features, kind, name = get("features"), _check_output(get("predictionType")), get("predictionCol")

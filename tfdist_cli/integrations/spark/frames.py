@@ -10,10 +10,27 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everyone calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from tfdist_cli.errors import UsageError
 from tfdist_cli.integrations.table import TableColumns, not_numbers
 from tfdist_cli.spec.path_scheme import Location, Url
 
 _NUMBERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
+
+
+def check_classic(value: Any) -> None:
+    """Checks that a session or a DataFrame is not one of Spark Connect.
+
+    Raises:
+        UsageError: it is. Its client has no SparkContext, which runs barrier stages. Since Spark 4 its DataFrames are
+            instances of `pyspark.sql.DataFrame`, too.
+    """
+    if type(value).__module__.startswith("pyspark.sql.connect."):
+        raise UsageError(
+            "this program uses Spark Connect, which runs no barrier stages",
+            code="spark-connect",
+            hint="run the program with spark-submit, or make the session with SparkSession.builder.master(…), without "
+            "the variable SPARK_REMOTE and with spark.api.mode=classic",
+        )
 
 
 def write_frame(frame: DataFrame, columns: TableColumns, folder: Location, partitions: int) -> None:

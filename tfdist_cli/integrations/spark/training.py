@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.integrations.model_function import ModelFunction
-from tfdist_cli.integrations.spark.frames import write_frame
+from tfdist_cli.integrations.spark.frames import check_classic, write_frame
 from tfdist_cli.integrations.table import Features, TableColumns
 from tfdist_cli.integrations.training import (
     TRAIN,
@@ -86,8 +86,8 @@ def fit(  # noqa: PLR0913 named as in Keras's and tfdist's fit
         RunFailed: the training has failed; the code is that of its failure.
     """
     columns, function = TableColumns(features, label), ModelFunction.of(model_fn, model_args)
-    spark = _session(dataframe)
-    context = spark.sparkContext
+    tables = {TRAIN: dataframe, **({} if validation_data is None else {VALIDATION: validation_data})}
+    context = {split: _session(table) for split, table in tables.items()}[TRAIN].sparkContext
     engine = {"wait_seconds": _WAIT_SECONDS, "address": context.getConf().get("spark.driver.host")}
     with (
         training_folder(store, context.appName) as folder,
@@ -105,7 +105,6 @@ def fit(  # noqa: PLR0913 named as in Keras's and tfdist's fit
             cpus=int(context.getConf().get("spark.task.cpus", "1")),
             changes=set or {},
         )
-        tables = {TRAIN: dataframe, **({} if validation_data is None else {VALIDATION: validation_data})}
         data = {
             split: _files(table, columns, folder / "data" / split, workers if shuffle else 0)
             for split, table in tables.items()
@@ -139,19 +138,22 @@ def _is_of_pyspark(handler: Any) -> bool:
 
 
 def _session(dataframe: Table) -> SparkSession:
-    """Returns the session of a DataFrame.
+    """Returns the session of a DataFrame, or of the program that reads a folder.
 
     Raises:
-        UsageError: it is none of Spark's own, whose tasks a stage could run in.
+        UsageError: it is no DataFrame, or the session has no executors of its own in which a stage could run.
     """
+    check_classic(dataframe)
     if isinstance(dataframe, DataFrame):
         return dataframe.sparkSession
     if isinstance(dataframe, (str, Path)):
-        return SparkSession.builder.getOrCreate()
+        session = SparkSession.builder.getOrCreate()
+        check_classic(session)
+        return session
     raise UsageError(
-        f"{type(dataframe).__module__}.{type(dataframe).__name__} is no DataFrame of a SparkSession of this program",
+        f"{type(dataframe).__module__}.{type(dataframe).__name__} is no DataFrame of Spark",
         code="not-a-dataframe",
-        hint="pass a pyspark.sql.DataFrame, or a folder of Parquet files; Spark Connect cannot run barrier stages",
+        hint="pass a pyspark.sql.DataFrame, or a folder of Parquet files",
     )
 
 

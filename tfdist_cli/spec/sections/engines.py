@@ -36,6 +36,16 @@ def _check_property(name: str) -> str:
     return name
 
 
+def _check_master(url: str) -> str:
+    if url.startswith("sc://"):
+        raise InvalidValue(
+            f"{url} is a server of Spark Connect, which runs no barrier stages: write its master, spark://HOST:PORT, "
+            "yarn or k8s://…",
+            code="spark-connect",
+        )
+    return url
+
+
 def _check_not_clear(conf: dict[str, str | int | float | SecretSpec]) -> dict[str, str | int | float | SecretSpec]:
     """Rejects secrets in the file; no message repeats a value."""
     clear = [
@@ -52,7 +62,7 @@ def _check_not_clear(conf: dict[str, str | int | float | SecretSpec]) -> dict[st
 class SparkSpec(SpecModel):
     """How the tasks run in Spark."""
 
-    master_url: Annotated[str, Field(min_length=1)] | None = None
+    master_url: Annotated[str, Field(min_length=1), AfterValidator(_check_master)] | None = None
     """The master: `spark://HOST:PORT`, `yarn` or `k8s://…`. By default that of Spark's own configuration."""
     conf: Annotated[
         dict[Annotated[str, AfterValidator(_check_property)], str | int | float | SecretSpec],
