@@ -63,4 +63,4 @@ def test_the_reason_of_a_server_is_its_last_line():
     error = ConnectionAbortedError(
         "Initialization failure from server:\nTraceback …\n  File …\nRuntimeError: it died\n"
     )
-    assert driver._driver_error(error).message.endswith("Initialization failure from server: RuntimeError: it died")
+    assert driver._driver_error(error).message.endswith("it died")
