@@ -10,7 +10,10 @@ from tfdist_cli.launch.slots.slot import run_agent
 
 
 def run_slot(launcher: tuple[str, int], secret: str, partition: Iterator[int]) -> Iterator[int]:
-    """Runs the agent of one slot, once all slots of the stage are there.
+    """Runs the agent of one slot. Spark starts all slots of the stage or none; the launcher waits until all connect.
+
+    The slots do not synchronize through Spark: the first barrier starts a timer in the driver's Java process, which
+    Spark 3.5 never stops, so that `spark-submit` does not exit.
 
     Args:
         launcher: the address of the launcher.
@@ -23,6 +26,5 @@ def run_slot(launcher: tuple[str, int], secret: str, partition: Iterator[int]) -
     context = BarrierTaskContext.get()
     slot = next(iter(partition))
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-    context.allGather(host)
     run_agent(launcher, secret, Caller(slot, host))
     return iter(())
