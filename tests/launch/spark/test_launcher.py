@@ -75,9 +75,11 @@ def test_missing_programs(home, monkeypatch):
         check(cluster(), ())
     monkeypatch.setenv("JAVA_HOME", "/java")
     monkeypatch.delenv("SPARK_HOME")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with raises(UsageError, "program-not-found"):
-        check(cluster(), ())
+    client = SimpleNamespace(origin=f"{home}/pyspark/__init__.py")  # of pyspark-client: without spark-submit
+    for found in (None, client):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        with raises(UsageError, "program-not-found"):
+            check(cluster(), ())
 
 
 def test_addresses_are_spark_s(home):

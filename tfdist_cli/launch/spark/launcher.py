@@ -85,7 +85,8 @@ def spark_home() -> str | None:
     if os.environ.get(_HOME):
         return os.environ[_HOME]
     found = importlib.util.find_spec("pyspark")
-    return str(Path(found.origin).parent) if found and found.origin else None
+    home = Path(found.origin).parent if found and found.origin else None
+    return str(home) if home and Path(home, "bin", _SUBMIT).exists() else None  # the package pyspark-client has none
 
 
 def properties(cluster: Cluster, spec: SparkSpec) -> dict[str, str]:
