@@ -401,6 +401,37 @@ def test_fused_updates_the_shards_of_a_sharded_variable(kind):
     assert_equal([np.float64(each.numpy()) for each in (sharded, *slots)], plain.values(), TOLERANCES["float32"])
 
 
+@pytest.mark.parametrize(("kind", "powers"), [("adam", 2), ("amsgrad", 1), ("adamax", 1)])  # amsgrad: β₁ = β₂
+def test_what_all_variables_of_an_update_share_is_computed_once(kind, powers):
+    """Two steps of one function: each has its own powers. The result equals that of single updates to the bit."""
+    gradients = [normal(step, SHAPE) for step in range(4)]
+
+    def trained():
+        optimizer, variables = made(kind), [keras.Variable(normal(seed, SHAPE), dtype="float32") for seed in range(3)]
+        optimizer.build(variables)
+        return optimizer, variables
+
+    def update(training, gradient):
+        optimizer, variables = training
+        with registry.fused(optimizer):
+            optimizer.apply([tf.constant(gradient * (n + 1), tf.float32) for n in range(3)], variables)
+
+    alone, together = trained(), trained()
+    for gradient in gradients:
+        update(alone, gradient)
+
+    @tf.function(autograph=False)
+    def function():
+        for gradient in gradients:
+            update(together, gradient)
+
+    function()
+    made_here = [operation.type for operation in function.get_concrete_function().graph.get_operations()]
+    assert made_here.count("Pow") == powers * len(gradients)
+    for one, other in zip(alone[0].variables + alone[1], together[0].variables + together[1], strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
 def test_fused_ends_when_the_last_replica_leaves_it():
     optimizer = Trained(made("momentum")).optimizer
     first, second = registry.fused(optimizer), registry.fused(optimizer)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist_cli.train.tf_compat.control_flow import after, last_of, unordered
+from tfdist_cli.train.tf_compat.control_flow import after, last_of, made_once, unordered
 
 
 def waits_for(graph, kind):
@@ -78,3 +78,26 @@ def test_a_tensor_waits_by_itself_for_what_it_is_to_come_after():
     waiting = [each for each in graph.get_operations() if wanted in each.control_inputs and each.type == "Identity"]
     assert len(waiting) == 1
     assert waiting[0].inputs[0].op.type == "StridedSlice"
+
+
+def test_what_is_needed_several_times_is_made_once_and_waits_for_no_one():
+    def five():
+        return made_once("five", lambda: tf.constant(2) + 3)
+
+    @tf.function(autograph=False)
+    def function():
+        with tf.control_dependencies([tf.timestamp()]):
+            first = five()
+        assert five() is first
+        assert not first.op.control_inputs
+        made = [operation.type for operation in first.graph.get_operations()]
+        assert made.count("AddV2") == 1
+        assert made_once("six", lambda: tf.constant(6)) is not first
+        within = []
+        tf.cond(tf.constant(True), lambda: within.append(five()), lambda: None)
+        assert all(each.graph is not first.graph for each in within)  # it has its own
+        assert five() is first
+        return five()
+
+    assert function().numpy() == 5
+    assert five().numpy() == 5

@@ -19,6 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist_cli.train.tf_compat.control_flow import made_once
+
 
 @dataclass(frozen=True)
 class Update:
@@ -45,16 +47,20 @@ class Update:
     squares: tf.Tensor | None = None
 
     def scalar(self, value: float) -> tf.Tensor:
-        """Converts a number to the variable's type."""
-        return tf.convert_to_tensor(value, self.variable.dtype)
+        """Converts a number to the variable's type; once for all variables on a device."""
+        return self._once(("scalar", _key(value)), lambda: tf.convert_to_tensor(value, self.variable.dtype))
 
     def cast(self, value: Any) -> tf.Tensor:
         """Casts a number to the variable's type; Python's numbers by way of float32, as Keras does in some formulas."""
         return tf.cast(value, self.variable.dtype)
 
     def power(self, beta: float) -> tf.Tensor:
-        """Returns βᵗ."""
-        return tf.pow(self.cast(beta), self.cast(self.iterations + 1))
+        """Returns βᵗ; computed once for all variables on a device."""
+        key = "power", _key(beta), self.iterations.ref()
+        return self._once(key, lambda: tf.pow(self.cast(beta), self.cast(self.iterations + 1)))
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        return made_once((*key, self.variable.dtype, self.variable.device), make)
 
     def run(self, kernel: Callable[..., Any], slots: dict[str, Any], **arguments: Any) -> Any:
         """Calls a kernel with the variable, the slots, the gradient, and the rows if there are any.
@@ -106,6 +112,11 @@ class Update:
 
     def _assign_rows(self, variable: Any, rows: tf.Tensor) -> Any:
         return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=self.rows, updates=rows)
+
+
+def _key(value: Any) -> Any:
+    """Returns what a hyperparameter is told apart by: numbers are equal by value, tensors and variables by identity."""
+    return value if isinstance(value, (int, float)) else id(value)
 
 
 def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:

@@ -36,7 +36,7 @@ import tensorflow as tf
 from tfdist_cli.train.optimizers import kernels
 from tfdist_cli.train.optimizers.kernels import Update
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
-from tfdist_cli.train.tf_compat.control_flow import last_of, unordered
+from tfdist_cli.train.tf_compat.control_flow import last_of, made_once, unordered
 from tfdist_cli.train.tf_compat.keras_optimizer import SlotNames
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.variables.changed_rows import marked
@@ -346,7 +346,10 @@ class _FusedStep:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
         shards, slots = parts(variable), [parts(slot) for slot in update.slot_variables(variable)]
-        rate, iterations = tf.convert_to_tensor(learning_rate), tf.convert_to_tensor(optimizer.iterations)
+        rate = tf.convert_to_tensor(learning_rate)
+        iterations = made_once(
+            ("iterations", self, shards[0].device), lambda: tf.convert_to_tensor(optimizer.iterations)
+        )
         if sparse:
             (shard,) = shards
             self._sparse(shard, [slot for (slot,) in slots], gradient, rate, iterations)

@@ -7,7 +7,7 @@ one before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -60,6 +60,26 @@ def last_of(kind: str) -> list[Any]:
         operation for operation in found if operation.graph is graph
     ]  # a function inherits its caller's collections
     return found
+
+
+def made_once(key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Returns a tensor that is the same wherever a function needs it; the function's graph has its operations once.
+
+    Args:
+        key: stands for the value and its device.
+        make: makes the tensor, which waits for its inputs alone: control dependencies are those of the first use.
+    """
+    if tf.executing_eagerly():
+        return make()
+    graph = tf.compat.v1.get_default_graph()
+    made = graph.get_collection_ref("tfdist: made once")
+    for known, tensor in made:
+        if known == key and tensor.graph is graph:  # a function inherits its caller's collections
+            return tensor
+    with tf.control_dependencies(None):
+        tensor = make()
+    made.append((key, tensor))
+    return tensor
 
 
 def in_rows(
