@@ -1,5 +1,7 @@
 """Strategies: the private methods are there, and there is no public way."""
 
+from contextlib import nullcontext
+
 import keras
 import pytest
 import tensorflow as tf
@@ -118,3 +120,22 @@ def test_a_strategy_knows_the_device_of_an_update():
     with updating("CPU:0"):
         assert distribute_lib.get_update_replica_id() == "CPU:0"
     assert distribute_lib.get_update_replica_id() is None
+
+
+def test_a_single_replica_updates_variables_within_a_function_that_it_calls():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        count = keras.Variable(1, dtype="int64", aggregation="only_first_replica")
+
+    def increase(merges):
+        def replica():
+            with merges():
+                tf.function(lambda: count.assign_add(1), autograph=False)()
+
+        strategy.run(replica)
+
+    run = tf.function(increase, autograph=False)
+    with pytest.raises(RuntimeError, match="merge_call"):  # otherwise it is no longer needed
+        run(nullcontext)
+    run(distribute.merges_at_once)
+    assert count.numpy() == 2

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.support.compare import assert_same, classifier, train_both
 from tfdist_cli.train.tf_compat.functions import (
     SINGLE_THREADED,
+    copied,
     function_kept_whole,
     functions_inlined,
     may_run_in_order,
@@ -134,3 +135,57 @@ def test_a_function_that_is_kept_whole_is_called_and_not_inlined():
     (called,) = traced.graph.as_graph_def().library.function
     assert called.attr["_noinline"].b
     assert float(caller(tf.constant(2.0))) == 15
+
+
+def test_copies_of_operations_act_in_order_and_are_traced_once():
+    """The order is that of the program, also where operations have no common resource, and nothing precedes it."""
+    total, seen, traced = tf.Variable(1.0), [], []
+
+    def note(value):
+        seen.append(float(value))
+        return value
+
+    def once(x):
+        traced.append(x)
+        before = total * x
+        total.assign(before)
+        return {"before": [tf.numpy_function(note, [before], tf.float32)], "x": x}
+
+    @tf.function(autograph=False)
+    def function(data):
+        with tf.control_dependencies([next(data)]):
+            first = once(tf.constant(2.0))
+        copy = copied(once, tf.constant(2.0))
+        assert copy is not None
+        with tf.control_dependencies([first["x"]]):
+            return [first, copy(tf.constant(3.0)), copy(first["x"] + 3)]
+
+    with pytest.raises(tf.errors.OutOfRangeError):
+        function(iter(tf.data.Dataset.range(0)))
+    assert total.numpy() == 1
+    results = function(iter(tf.data.Dataset.range(1)))
+    assert [each["x"].numpy() for each in results] == [2, 3, 5]
+    assert seen == [2, 6, 30]
+    assert total.numpy() == 30
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "copies"),
+    [
+        (lambda: tf.random.normal([3]), True),  # without a seed, each copy draws by itself
+        (lambda: tf.random.normal([3], seed=4), False),
+        (lambda: tf.cond(tf.constant(1.0) > 0, lambda: tf.random.uniform([3], seed=4), lambda: tf.zeros([3])), False),
+        (lambda: tf.random.stateless_normal([3], (1, 2)), True),
+    ],
+    ids=["no seed", "a seed", "a seed in a condition", "stateless"],
+)
+def test_operations_that_would_draw_the_same_numbers_are_not_copied(draw, copies):
+    made = []
+
+    @tf.function(autograph=False)
+    def function():
+        made.append(copied(lambda x: x + draw(), tf.constant(1.0)))
+
+    function()
+    assert (made[0] is not None) == copies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -105,6 +106,17 @@ def updates_apart(strategy: tf.distribute.Strategy) -> AbstractContextManager[No
     Replace with: a public option of the strategy.
     """
     return replaced(strategy.extended, {"_use_merge_call": lambda: False})
+
+
+def merges_at_once() -> AbstractContextManager[None]:
+    """Within it, the only replica of a task makes updates itself, in its own thread, also in a function that it calls.
+
+    Seen in TensorFlow 2.21.0: `ReplicaContextBase._merge_call`, which does so, and its override in mirrored strategies,
+    which waits for all replicas, and fails within a `tf.function`. Reason: this needs no thread where there is a single
+    replica. Replace with: nothing, once mirrored strategies do the same for a single local replica.
+    """
+    context = tf.distribute.get_replica_context()
+    return replaced(context, {"_merge_call": partial(distribute_lib.ReplicaContextBase._merge_call, context)})
 
 
 @contextmanager

@@ -64,15 +64,55 @@ def function_kept_whole(python_function: Callable[..., Any]) -> Any:
     )
 
 
+def copied(python_function: Callable[..., Any], *args: Any) -> Callable[..., Any] | None:
+    """Traces a function, and returns another one that adds copies of its operations to the graph that is being traced.
+
+    To copy operations takes TensorFlow a small part of the time that Python needs to trace them. They become operations
+    of the graph as if they had been traced there, but without the control dependencies of that place.
+
+    Args:
+        python_function: tensors → tensors, without None among them.
+        args: what it is called with: copies take tensors of the same types and shapes.
+
+    Returns:
+        The other function; None if the operations draw random numbers from seeds: all copies would draw the same.
+    """
+    traced = tf.function(python_function, autograph=False).get_concrete_function(*args)
+    if _draws_by_seed(traced.graph):
+        return None
+    definition = traced.graph.as_graph_def()
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (traced.graph.inputs, traced.graph.outputs))
+
+    def copy(*args: Any) -> Any:
+        graph: Any = tf.compat.v1.get_default_graph()
+        given = [value for value in tf.nest.flatten(args, expand_composites=True) if tf.is_tensor(value)]
+        given += map(graph.capture, traced.captured_inputs)
+        to_given = dict(zip(inputs, given, strict=True))
+        with tf.control_dependencies(None):  # import_graph_def fails with control dependencies
+            results = tf.graph_util.import_graph_def(definition, to_given, outputs, name="copy")
+        return tf.nest.pack_sequence_as(traced.structured_outputs, results, expand_composites=True)
+
+    return copy
+
+
+def _draws_by_seed(graph: Any) -> bool:
+    """Whether operations of a graph draw random numbers that continue from one call to the next, from a seed."""
+    return any("seed" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i) for node in _nodes(graph))
+
+
 def _has_jumps(graph: Any) -> bool:
     """Whether a graph has loops or conditions that become jumps between operations.
 
     Seen in TensorFlow 2.21.0: the node attribute `_lower_using_switch_merge`. Reason: the single-threaded executor
     refuses jumps only when it runs. Replace with: nothing, once it runs them.
     """
+    return any(node.attr["_lower_using_switch_merge"].b for node in _nodes(graph))
+
+
+def _nodes(graph: Any) -> list[Any]:
+    """Returns the operations of a graph, and of the functions that it calls."""
     written = graph.as_graph_def()
-    functions = [function.node_def for function in written.library.function]
-    return any(node.attr["_lower_using_switch_merge"].b for nodes in (written.node, *functions) for node in nodes)
+    return [*written.node, *(node for function in written.library.function for node in function.node_def)]
 
 
 class _Inlining(threading.local):

@@ -1,9 +1,14 @@
 """One process trains as `keras.Model.fit` does, whatever the optimizer."""
 
-import keras
-import pytest
+from pathlib import Path
 
-from tests.support.compare import assert_same, classifier, train_both
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist_cli as tfdist
+from tests.support.compare import assert_same, batches, classifier, train_both
 from tests.support.optimizers import OPTIMIZERS
 from tfdist_cli.train.engine import unrolling
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
@@ -33,3 +38,48 @@ def test_training_that_starts_with_single_steps_equals_kerass(monkeypatch):
     plain, ours = train_both(lambda: classifier(keras.layers.Dropout(0.5)), steps_per_execution=None)
     assert_same(plain, ours)
     assert built == [1, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "muon"])
+def test_copied_steps_equal_traced_ones_to_the_bit(monkeypatch, optimizer):
+    """Also with random layers, moving averages, and updates by Keras's own operations."""
+
+    def build():
+        layers = keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
+        return classifier(*layers, optimizer=optimizer)
+
+    def trained():
+        return train_both(build, steps_per_execution=5)[1]
+
+    copies, found = trained(), []
+    monkeypatch.setattr(MirroredEngine, "_copies_steps", property(lambda _: found.append(1)))
+    traced = trained()
+    assert found
+    for one, other in zip(
+        copies.variables + copies.optimizer.variables, traced.variables + traced.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+    for name, reported in copies.history.history.items():  # TensorFlow may fuse the float32 sums of metrics otherwise
+        np.testing.assert_allclose(reported, traced.history.history[name], rtol=1e-6)
+
+
+class Noise(keras.layers.Layer):
+    """Adds what TensorFlow draws from the seed of the process."""
+
+    def call(self, x):
+        noise = tf.random.normal([])
+        drawn = tf.print(noise, output_stream=f"file://{self.file}")
+        with tf.control_dependencies([drawn]):
+            return x + noise
+
+
+@pytest.mark.slow
+def test_steps_draw_different_numbers_from_a_seed(tmp_path):
+    noise = Noise()
+    noise.file = str(tmp_path / "drawn")
+    keras.utils.set_random_seed(3)
+    tfdist.fit(classifier(noise), batches(), epochs=1, steps_per_epoch=5, steps_per_execution=5)
+    drawn = Path(noise.file).read_text().split()
+    assert len(drawn) >= 5
+    assert len(set(drawn)) == len(drawn)

@@ -370,6 +370,8 @@ class MirroredEngine:
                 unrolled_steps(count, self._operations, 0),
                 partial(_compiled, self._replica_steps.compiled_by_xla()),
             )
+        elif count > 1 and self._copies_steps:
+            take = self._replica_steps.take_copies
 
         def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -399,6 +401,12 @@ class MirroredEngine:
             return self._state_kept(summary)
 
         return execute
+
+    @property
+    def _copies_steps(self) -> bool:
+        """Whether the steps of a function may be copies of one step: nothing is measured between them."""
+        plain = not (self._rules.phases or self._sizes)
+        return plain and self._rules.optimized and self._collectives.can_rehearse
 
     def _state_kept(self, summary: tf.Tensor) -> tf.Tensor:
         """Assigns the mean of the replicas' state, whose sum is at the end of a summary; returns what is before it."""

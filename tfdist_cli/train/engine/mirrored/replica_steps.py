@@ -24,6 +24,8 @@ from tfdist_cli.train.optimizers.apply import leaf_optimizers, learning_rate_at,
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
 from tfdist_cli.train.tf_compat.control_flow import after
+from tfdist_cli.train.tf_compat.distribute import merges_at_once
+from tfdist_cli.train.tf_compat.functions import copied
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE
 from tfdist_cli.train.tf_compat.patching import original
 from tfdist_cli.train.tf_compat.variables import Read
@@ -128,6 +130,32 @@ class ReplicaSteps:
                 result.examples,
                 result.logs,
             )
+        return taken
+
+    def take_copies(
+        self,
+        batches: Sequence[Any],
+        first: tf.Tensor,
+        state: list[tf.Tensor],
+        metrics: list[tf.Tensor],
+        timer: StepTimer,
+        bounds: Sequence[tf.Tensor],
+    ) -> StepsTaken:
+        """`take` for two or more batches, where each step after the first one is a copy: a second step is traced once.
+
+        The strategy has a single local replica, and neither `timer` nor `bounds` measures anything.
+        """
+
+        def one(batch: Any, number: tf.Tensor, state: Any, metrics: Any) -> Any:
+            return vars(self.take([batch], number, state, metrics, StepTimer(on=False), ()))
+
+        taken = self.take(batches[:1], first, state, metrics, timer, bounds)
+        with merges_at_once():
+            copy = copied(one, batches[1], first + 1, taken.state, taken.metrics)
+        if copy is None:
+            return taken + self.take(batches[1:], first + 1, taken.state, taken.metrics, timer, bounds)
+        for number, batch in enumerate(batches[1:], 1):
+            taken += StepsTaken(**copy(batch, first + number, taken.state, taken.metrics))
         return taken
 
     def compiled_by_xla(self) -> Any:
