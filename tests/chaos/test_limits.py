@@ -99,6 +99,7 @@ def test_a_run_that_cannot_be_reported_of_keeps_what_an_earlier_launch_reported(
     assert json.loads((disk / "run" / "plan.json").read_text())["tasks"]
 
 
+@pytest.mark.rotates(5, 2)
 def test_a_disk_that_becomes_read_only(bare, disk):
     launch = bare(
         f"""
@@ -216,6 +217,7 @@ def callbacks(params):
 ).replace("import keras\n", "import os\nimport pathlib\nimport time\n\nimport keras\n")
 
 
+@pytest.mark.rotates(5, 0)
 def test_a_disk_that_becomes_full_ends_no_training_even_when_it_is_started_again(disk, tmp_path, monkeypatch):
     """The chief is killed between the checkpoints of steps 24 and 44, and the disk is full from then on.
 

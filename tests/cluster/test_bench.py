@@ -68,6 +68,7 @@ def test_a_training_is_measured_and_leaves_nothing(tmp_path):
     assert list(tmp_path.glob("tfdist-bench-*")) == []
 
 
+@pytest.mark.rotates(5, 0)
 def test_ctrl_c_stops_all_processes(tmp_path):
     process = start(
         tmp_path, CONFIGS / "local_multi_worker_mirrored.yaml", "--rounds", 1, "--steps", 100_000, "--workers", 2

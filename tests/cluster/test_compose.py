@@ -73,6 +73,7 @@ def test_a_launch_exits_with_the_failed_programs_code_and_stops_the_others(proje
     assert left(engine, project / "run") == []
 
 
+@pytest.mark.rotates(5, 3)
 def test_sigterm_reaches_every_task(project, engine):
     launched = run_program(project)
     wait_for(lambda: count_tasks(project, "up") == 4)
@@ -90,6 +91,7 @@ def test_nothing_outlives_a_killed_launcher(project, engine):
     wait_for(lambda: left(engine, project / "run") == [], seconds=30)
 
 
+@pytest.mark.rotates(5, 1)
 def test_a_killed_container_is_replaced(project, engine):
     launched = run_program(project, "--max-restarts", "1")
     wait_for(lambda: count_tasks(project, "up") == 4)

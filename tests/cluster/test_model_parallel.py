@@ -54,6 +54,7 @@ def dataset(params, split, shard):
 '''
 
 
+@pytest.mark.rotates(5, 3)
 @pytest.mark.timeout(200)
 def test_stages_and_replicas_train_as_one_process_and_resume_with_other_stages(tmp_path, monkeypatch):
     folder = project(tmp_path, CLUSTER, RECIPE, RECIPE_YAML)

@@ -43,6 +43,7 @@ def await_step(launched, run, step):
         time.sleep(0.05)
 
 
+@pytest.mark.rotates(5, 0)
 def test_tasks_are_profiled_while_the_training_goes_on(tmp_path):
     recipe = "import os\nimport pathlib\n" + RECIPE + CALLBACKS
     folder = project(tmp_path, PARAMETER_SERVER % "", recipe=recipe, recipe_yaml=RECIPE_YAML)

@@ -89,6 +89,7 @@ def test_the_digits_are_learned(cluster, lab, tmp_path):
     assert not list(done.run_dir.rglob("*.raw"))
 
 
+@pytest.mark.rotates(5, 1)
 def test_ctrl_c_saves_a_checkpoint_in_a_heterogeneous_job_after_a_profile(lab, tmp_path):
     yaml = PARAMETER_SERVER.replace("worker: {replicas: 2}", "worker: {replicas: 2, cpus: 3}") % ""
     folder = project(tmp_path, cluster=yaml, recipe_yaml=LONG)
@@ -107,6 +108,7 @@ def test_ctrl_c_saves_a_checkpoint_in_a_heterogeneous_job_after_a_profile(lab, t
     assert job_fields(lab, job_of(done.run_dir), "ExitCode", "Restarts") == ["143:0", "0"]
 
 
+@pytest.mark.rotates(5, 4)
 def test_a_job_cancelled_outside_saves_and_is_not_submitted_again(lab, tmp_path):
     folder = project(tmp_path, cluster=MIRRORED, recipe_yaml=LONG)
     process = launched(folder, "--run-dir", "run")
@@ -186,6 +188,7 @@ def test_a_program_exits_with_its_chief_on_all_nodes(lab, tmp_path):
     assert await_end(lab, job_of(tmp_path / "run")) == "COMPLETED"
 
 
+@pytest.mark.rotates(5, 1)
 def test_a_second_ctrl_c_kills_the_tasks_of_every_component(lab, tmp_path):
     process, _ = run_program(tmp_path, "stubborn")
     process.send_signal(signal.SIGINT)
@@ -203,6 +206,7 @@ def test_a_second_ctrl_c_kills_the_tasks_of_every_component(lab, tmp_path):
     assert await_end(lab, job_of(tmp_path / "run")) in ("FAILED", "CANCELLED")
 
 
+@pytest.mark.rotates(5, 4)
 def test_the_job_of_a_killed_launcher_blocks_its_directory_until_stop_ends_it(lab, tmp_path, monkeypatch):
     process, _ = run_program(tmp_path, "wait")
     process.kill()

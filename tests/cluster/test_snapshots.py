@@ -35,6 +35,7 @@ def test_a_checkpoint_written_in_the_background_equals_one_written_at_once(clust
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.rotates(5, 3)
 def test_a_worker_fails_and_restarts_while_a_checkpoint_is_written(cluster):
     tasks = cluster(chief=1, ps=2, worker=2)
     os.mkfifo(tasks.folder / "go")

@@ -135,6 +135,7 @@ def test_a_killed_launcher(lab, begin):
     assert lab.wait_until_empty(10) < 5
 
 
+@pytest.mark.rotates(5, 2)
 def test_ctrl_c_stops_the_tasks_of_every_host(lab, begin):
     launcher, _ = begin()
     launcher.send_signal(signal.SIGINT)
@@ -161,6 +162,7 @@ def test_a_link_that_is_cut_and_mended(lab, begin):
     assert [event["task"] for event in events(where) if event["event"] == "started"].count("worker:2") == 2
 
 
+@pytest.mark.rotates(5, 3)
 def test_a_connection_that_is_killed_on_the_host(lab, begin):
     launcher, _ = begin()
     for pid, command in lab.hosts[1].processes():
