@@ -245,6 +245,7 @@ def test_the_clock_is_read_with_deterministic_operations_too(deterministic):
         tf.config.experimental.enable_op_determinism()
     try:
         before = time.time()
+        assert data.is_deterministic() == deterministic
         assert before <= seconds().numpy() <= time.time()
         assert data.clock().shape == []
         if deterministic:

@@ -53,7 +53,7 @@ _WITHOUT_CLUSTER = "localhost"
 """The job of a process that has not joined a cluster."""
 _SHARD = "_ShardDataset"
 _SLICES = "_TensorSliceDataset"
-MADE_FROM = "_made_from"
+MADE_FROM = "made_from"
 """The attribute of a dataset that was made again: the original, which keeps its Python functions and its tables."""
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
 _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
