@@ -136,6 +136,15 @@ class WideDeep(nn.Module):
         return self.last(torch.cat([wide, self.deep(wide)], 1))
 
 
+def keras_defaults(module: nn.Module) -> None:
+    """Gives a layer the first values, and the epsilon, of Keras's layer: PyTorch's own train in fewer or more steps."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        module.eps = 1e-3
+
+
 MODELS: dict[str, Callable[[Size], nn.Module]] = {
     "mlp": Dense,
     "cnn": Convolutions,
@@ -154,7 +163,7 @@ dist.init_process_group("gloo", init_method=f"tcp://{workers[0]}", rank=rank, wo
 
 data = read(workload)[rank :: len(workers)]
 stopwatch = Stopwatch(workload, reports=rank == 0)
-model = DistributedDataParallel(MODELS[size.kind](size), gradient_as_bucket_view=not size.sparse)
+model = DistributedDataParallel(MODELS[size.kind](size).apply(keras_defaults), gradient_as_bucket_view=not size.sparse)
 if workload.wire == "float16":
     model.register_comm_hook(None, fp16_compress_hook)
 criterion: nn.Module
