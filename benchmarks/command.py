@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def end_on_sigterm() -> None:
-    """Makes SIGTERM an exit of the program, which also ends a training that it has launched."""
+    """Makes SIGTERM an exit of the program, which also ends what it has started."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 

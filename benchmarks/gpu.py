@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cluster import ROOT
+from benchmarks.command import end_on_sigterm
 from tfdist_cli.bench.machine import describe
 from tfdist_cli.plan.machine import Machine
 
@@ -99,7 +100,7 @@ class Result:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the checks; prints a table and writes JSON."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends its processes
+    end_on_sigterm()
     gpus = find_gpus(arguments.timeout)
     wanted = arguments.only or []
     checks = [check for check in all_checks(gpus, arguments.steps) if not wanted or check.name in wanted]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
+from benchmarks.command import end_on_sigterm
 from benchmarks.contests import run_contests
 from benchmarks.grid import FIGURES, GROUPS, against, chosen
 from benchmarks.losses import compare_losses
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks; the exit code is 0."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends its clusters
+    end_on_sigterm()
     if arguments.list:
         _list()
         return 0

@@ -26,10 +26,11 @@ from typing import Any, Protocol
 import psutil
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.command import end_on_sigterm, publish
 from benchmarks.elastic import moment_of
 from tests.support.lab import ray, spark
 from tfdist_cli.bench.figures import Spread
-from tfdist_cli.bench.machine import Usage, describe
+from tfdist_cli.bench.machine import Usage
 from tfdist_cli.protocol.run_files import read_lines
 
 CLUSTER: Mapping[str, Any] = {
@@ -303,7 +304,7 @@ def _shown(results: Sequence[Figures]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures the engine and the local launcher in each round, every other one in reverse order; prints a table."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # also ends the training
+    end_on_sigterm()
     start, missing = ENGINES[arguments.engine]
     if reason := missing():
         sys.exit(reason)
@@ -313,8 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with ExitStack() as stack:
                 results[name].append(measure(Local() if name == "local" else start(stack)))
             print(f"{name}: {results[name][-1]}", file=sys.stderr, flush=True)
-    command = " ".join(["python -m benchmarks.slots", *(sys.argv[1:] if argv is None else argv)])
-    print(f"`{command}`. {describe()}.\n\n{table(results)}")
+    publish("benchmarks.slots", argv, table(results))
 
 
 def _parser() -> argparse.ArgumentParser:
