@@ -12,6 +12,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfdist_cli.train.tf_compat.control_flow import unordered
+
 WIDTH = 512
 """One dense layer of this width has 1 MB of weights."""
 
@@ -28,16 +30,15 @@ def held(x: tf.Tensor, milliseconds: tf.Tensor) -> tf.Tensor:
     """
     # A dataset of the input is neither a constant, which would be computed once, nor read before the step.
     one = tf.reduce_mean(tf.stop_gradient(x))
-    dataset = tf.data.Dataset.from_tensors(one).repeat()
-    kind = {"output_types": [one.dtype], "output_shapes": [one.shape]}
-    slow = tf.raw_ops.SleepDataset(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        sleep_microseconds=tf.cast(tf.round(1000.0 * milliseconds), tf.int64),
-        **kind,
-    )
+    kind: Any = {"output_types": [one.dtype], "output_shapes": [one.shape]}
+    # TensorFlow keeps operations on datasets in the order of the program, also those of several micro-batches.
+    data = unordered(tf.raw_ops.TensorDataset(components=[one], output_shapes=[one.shape]))
+    data = unordered(tf.raw_ops.RepeatDataset(input_dataset=data, count=tf.constant(-1, tf.int64), **kind))
+    wait = tf.cast(tf.round(1000.0 * milliseconds), tf.int64)
+    data = unordered(tf.raw_ops.SleepDataset(input_dataset=data, sleep_microseconds=wait, **kind))
     # One element, without asking for the end: that would wait again.
-    first = tf.raw_ops.TakeDataset(input_dataset=slow, count=tf.constant(1, tf.int64), **kind)
-    return x + 0.0 * tf.raw_ops.DatasetToSingleElement(dataset=first, **kind)[0]
+    data = unordered(tf.raw_ops.TakeDataset(input_dataset=data, count=tf.constant(1, tf.int64), **kind))
+    return x + 0.0 * unordered(tf.raw_ops.DatasetToSingleElement(dataset=data, **kind))[0]
 
 
 class Wait(keras.layers.Layer):
