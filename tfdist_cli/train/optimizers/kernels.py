@@ -48,7 +48,7 @@ class Update:
 
     def scalar(self, value: float) -> tf.Tensor:
         """Converts a number to the variable's type; once for all variables on a device."""
-        return self._once(("scalar", _key(value)), lambda: tf.convert_to_tensor(value, self.variable.dtype))
+        return self._once("scalar", value, lambda: tf.convert_to_tensor(value, self.variable.dtype))
 
     def cast(self, value: Any) -> tf.Tensor:
         """Casts a number to the variable's type; Python's numbers by way of float32, as Keras does in some formulas."""
@@ -56,11 +56,13 @@ class Update:
 
     def power(self, beta: float) -> tf.Tensor:
         """Returns βᵗ; computed once for all variables on a device."""
-        key = "power", _key(beta), self.iterations.ref()
-        return self._once(key, lambda: tf.pow(self.cast(beta), self.cast(self.iterations + 1)))
+        return self._once("power", beta, lambda: tf.pow(self.cast(beta), self.cast(self.iterations + 1)))
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return made_once((*key, self.variable.dtype, self.variable.device), make)
+    def _once(self, kind: str, value: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        if not isinstance(value, (int, float)):  # a tensor or a variable, which cannot be compared by value
+            return make()
+        iterations = self.iterations.ref() if kind == "power" else None
+        return made_once((kind, value, iterations, self.variable.dtype, self.variable.device), make)
 
     def run(self, kernel: Callable[..., Any], slots: dict[str, Any], **arguments: Any) -> Any:
         """Calls a kernel with the variable, the slots, the gradient, and the rows if there are any.
@@ -112,11 +114,6 @@ class Update:
 
     def _assign_rows(self, variable: Any, rows: tf.Tensor) -> Any:
         return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=self.rows, updates=rows)
-
-
-def _key(value: Any) -> Any:
-    """Returns what a hyperparameter is told apart by: numbers are equal by value, tensors and variables by identity."""
-    return value if isinstance(value, (int, float)) else id(value)
 
 
 def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
