@@ -99,7 +99,7 @@ def run_contests(
     with generated_data() as data:
         for number in range(rounds):
             for group in races(contests):
-                (ours, *peers), busy = _quiet_race(group, data, turns, patience)
+                (ours, *peers), busy = _quiet_race(group, data, turns, patience, number)
                 for contest, peer in zip(group, peers, strict=True):
                     before = outcomes[contest.name]
                     before.ours.append(ours)
@@ -112,23 +112,25 @@ def run_contests(
     return list(outcomes.values())
 
 
-def _quiet_race(group: Sequence[Contest], data: Data, turns: int, patience: int) -> tuple[list[float], float]:
+def _quiet_race(
+    group: Sequence[Contest], data: Data, turns: int, patience: int, first: int
+) -> tuple[list[float], float]:
     """Returns the rates of tfdist and its peers, and the load by other processes, of the run with the lowest load."""
     runs = []
     for _ in range(patience + 1):
         before = Usage.now()
-        rates = _race([group[0].ours, *(contest.peer for contest in group)], data, turns)
+        rates = _race([group[0].ours, *(contest.peer for contest in group)], data, turns, first)
         runs.append((rates, before.others()))
         if runs[-1][1] <= QUIET:
             break
     return min(runs, key=lambda each: each[1])
 
 
-def _race(sides: Sequence[Side], data: Data, turns: int) -> list[float]:
+def _race(sides: Sequence[Side], data: Data, turns: int, first: int) -> list[float]:
     """Returns the steps per second of each side."""
     with ExitStack() as stack:
         clusters = _ready(sides, stack, data)
-        timings = race(clusters, turns)
+        timings = race(clusters, turns, first)
     for side, timing in zip(sides, timings, strict=True):
         check_learned(side, timing)
     return [

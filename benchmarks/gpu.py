@@ -134,7 +134,17 @@ def all_checks(gpus: Gpus, steps: int) -> list[Check]:
     return [
         Check("devices of mirrored workers", 2, partial(_devices, gpus, some, ps=False)),
         Check("devices of parameter servers", 2, partial(_devices, gpus, some, ps=True)),
-        Check("training on one GPU", 1, partial(trains, 1, "single")),
+        *(
+            Check(f"training on one GPU{title}", 1, partial(trains, 1, "single", model=model, jit=jit))
+            for title, model, jit in (
+                ("", "perceptron", False),
+                (", XLA", "perceptron", True),
+                (": convolutions", "convolutions", False),
+                (": convolutions, XLA", "convolutions", True),
+                (": a transformer", "transformer", False),
+                (": a transformer, XLA", "transformer", True),
+            )
+        ),
         Check("training on all GPUs in one process", 2, partial(trains, some, "mirrored")),
         Check("training by mirrored workers", on, partial(trains, some, "multi_worker_mirrored")),
         Check("training by parameter servers", on, partial(trains, some, "parameter_server", **ps)),
@@ -251,6 +261,8 @@ def _trains(  # noqa: PLR0913 the settings of a training
     ps: int = 0,
     wire: str = "float32",
     one: bool = False,
+    model: str = "perceptron",
+    jit: bool = False,
 ) -> dict[str, Any]:
     """Compares the weights of a training on GPUs, or by `count` workers on the CPU, with one process on the CPU.
 
@@ -264,12 +276,14 @@ def _trains(  # noqa: PLR0913 the settings of a training
         ps: the number of parameter servers.
         wire: the type in which gradients cross.
         one: whether all workers use the first GPU, each a part of its memory.
+        model: the name of the model.
+        jit: whether XLA compiles the step.
 
     Raises:
         Failed: the weights differ, or no GPU was used.
     """
-    expected = _weights_on_cpu(BATCH * count, _within(folder, "cpu"), deadline)
-    work = {"do": "train", "updates": updates or {}, "wire": wire, "batch": BATCH}
+    expected = _weights_on_cpu(model, BATCH * count, _within(folder, "cpu"), deadline)
+    work = {**_train_work(model, BATCH), "updates": updates or {}, "wire": wire, "jit": jit}
     visible = gpus.visible(1 if one else count) if gpus.names else "-1"
     own = _within(folder, "own")
     if strategy == "single":
@@ -288,15 +302,22 @@ def _trains(  # noqa: PLR0913 the settings of a training
     return {"largest difference": difference, "devices": ", ".join(devices) or "CPU"}
 
 
-_on_cpu: dict[int, np.ndarray] = {}
+_on_cpu: dict[tuple[str, int], np.ndarray] = {}
 
 
-def _weights_on_cpu(batch: int, folder: Path, deadline: float) -> np.ndarray:
+def _weights_on_cpu(model: str, batch: int, folder: Path, deadline: float) -> np.ndarray:
     """Returns the weights of one process on the CPU with a batch size, computed once."""
-    if batch not in _on_cpu:
-        _alone({"do": "train", "updates": {}, "wire": "float32", "batch": batch}, "-1", folder, deadline)
-        _on_cpu[batch] = np.load(folder / "weights.npy")
-    return _on_cpu[batch]
+    key = (model, batch)
+    if key not in _on_cpu:
+        _alone(_train_work(model, batch), "-1", folder, deadline)
+        _on_cpu[key] = np.load(folder / "weights.npy")
+    return _on_cpu[key]
+
+
+def _train_work(model: str, batch: int) -> dict[str, Any]:
+    hidden = {"perceptron": 64, "convolutions": 8, "transformer": 32}[model]
+    own = {"model": model, "hidden": hidden, "batch": batch}
+    return {"do": "train", **own, "updates": {}, "wire": "float32", "jit": False}
 
 
 def _memory(gpus: Gpus, setting: str, folder: Path, deadline: float) -> dict[str, Any]:
@@ -332,11 +353,19 @@ def _grow(gpus: Gpus, folder: Path, deadline: float) -> dict[str, Any]:
 
 
 def _contests(steps: int) -> dict[str, dict[str, Any]]:
-    """Returns what is trained by Keras and by tfdist in turns, by name."""
-    transformer = {"model": "transformer", "hidden": 512, "batch": 64, "steps": max(1, steps // 4)}
+    """Returns what is trained by Keras and by tfdist in turns, by name.
+
+    XLA compiles neither. The exception is a row for Keras's own choice, which is XLA. With larger models its search for
+    the fastest kernels takes minutes.
+    """
+    plain = {"jit": False}
+    convolutions = {**plain, "model": "convolutions", "hidden": 64, "batch": 256, "steps": max(1, steps // 2)}
+    transformer = {**plain, "model": "transformer", "hidden": 512, "batch": 64, "steps": max(1, steps // 10)}
     policies = ("float32", "mixed_bfloat16", "mixed_float16")
     return {
-        "a perceptron": {"steps": steps},
+        "a perceptron, Keras with XLA": {"jit": "auto", "steps": steps},
+        "a perceptron": {**plain, "steps": steps},
+        **{f"convolutions, {policy}": {**convolutions, "policy": policy} for policy in policies[::2]},
         **{f"a transformer, {policy}": {**transformer, "policy": policy} for policy in policies},
     }
 
@@ -380,6 +409,7 @@ def _rate_work(steps: int) -> dict[str, Any]:
         "batch": _RATE_BATCH,
         "hidden": 2048,
         "updates": {},
+        "jit": False,
         "batches_per_step": 1,
     }
 

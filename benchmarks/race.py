@@ -92,22 +92,27 @@ def measure(laps: Sequence[Lap], turns: Sequence[tuple[float, float]]) -> Timing
     return Timing(len(timed) - 1, seconds, timed[-1].logs, laps[0].logs)
 
 
-def race(clusters: Sequence[Cluster], turns: int = TURNS) -> list[Timing]:
-    """Lets paused clusters train in turns.
+def race(clusters: Sequence[Cluster], turns: int = TURNS, first: int = 0) -> list[Timing]:
+    """Lets paused clusters train in turns, always in the same order.
+
+    A cluster needs a moment to run at its full rate again after a pause. So each has as many pauses as every other one:
+    if two swapped places every other time, the one with the first turn would resume more often.
 
     Args:
         clusters: started and paused clusters.
         turns: the number of turns of each. All have more if an epoch takes so long.
+        first: the number of the cluster that begins, modulo their number. If it differs from race to race, a growing
+            load affects all alike.
 
     Raises:
         RunFailed: a task exited, or no epoch ended.
     """
     runners = [Runner(cluster) for cluster in clusters]
+    begin = first % len(runners)
+    order = [*runners[begin:], *runners[:begin]]
     for number in range(LONGEST * turns):
         if number >= turns and all(runner.has_epochs() for runner in runners):
             break
-        # Two sides swap places every other time, so that a growing or shrinking load affects both alike. Of three, one
-        # would be paused for four turns.
-        for runner in reversed(runners) if number % 2 and len(runners) == 2 else runners:
+        for runner in order:
             runner.turn(TURN_SECONDS)
     return [runner.timing() for runner in runners]

@@ -64,6 +64,18 @@ def model(optimizer: Any, hidden: int) -> keras.Model:
     return compiled(network, optimizer)
 
 
+def convolutions(optimizer: Any, filters: int) -> keras.Model:
+    """Returns three convolutions of `filters` filters and more, with pooling between them."""
+    keras.utils.set_random_seed(1)
+    network = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Reshape((28, 28, 1))])
+    for factor in (1, 2, 4):
+        network.add(keras.layers.Conv2D(factor * filters, 3, padding="same", activation="relu"))
+        network.add(keras.layers.MaxPooling2D())
+    network.add(keras.layers.Flatten())
+    network.add(keras.layers.Dense(CLASSES, dtype="float32"))
+    return compiled(network, optimizer)
+
+
 def transformer(optimizer: Any, width: int) -> keras.Model:
     """Returns four blocks of attention with a residual, `width` wide."""
     keras.utils.set_random_seed(1)
@@ -81,24 +93,39 @@ def transformer(optimizer: Any, width: int) -> keras.Model:
 def compiled(network: keras.Model, optimizer: Any) -> keras.Model:
     """Compiles a classifier."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    network.compile(optimizer, loss, metrics=["accuracy"])
+    network.compile(optimizer, loss, metrics=["accuracy"], jit_compile=given["jit"])
     return network
+
+
+MODELS = {
+    "perceptron": (model, examples),
+    "convolutions": (convolutions, examples),
+    "transformer": (transformer, sequences),
+}
+"""How a model is built, and its examples, by name."""
 
 
 def train() -> None:
     """Trains a few steps with float32 products; the chief writes the weights."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     chief = tfdist.is_chief()
+    build, make = MODELS[given["model"]]
     with tfdist.scope():
-        network = model(keras.optimizers.SGD(0.01, momentum=0.9), 64)
-    x, y = examples(3360)  # 20 steps of 8 replicas take no example twice
+        network = build(keras.optimizers.SGD(0.01, momentum=0.9), given["hidden"])
+    x, y = make(3360)  # 20 steps of 8 replicas take no example twice
 
     def data(shard: tfdist.Shard) -> tf.data.Dataset:
         own = tf.data.Dataset.from_tensor_slices((x, y)).shard(shard.count, shard.index)
         return own.batch(given["batch"]).repeat()
 
     history = tfdist.fit(
-        network, data, epochs=2, steps_per_epoch=10, wire=given["wire"], updates=tfdist.Updates(**given["updates"])
+        network,
+        data,
+        epochs=2,
+        steps_per_epoch=10,
+        wire=given["wire"],
+        updates=tfdist.Updates(**given["updates"]),
+        jit=given["jit"],
     ).history
     if chief:
         weights = np.concatenate([weight.numpy().ravel() for weight in network.trainable_variables])
@@ -169,7 +196,7 @@ def contest() -> None:
 def _rate(by: str) -> float:
     """Trains with one of both; returns examples per second: the median of the epochs after the first."""
     laps, batch, steps = Laps(), given["batch"], given["steps"]
-    build, make = (transformer, sequences) if given["model"] == "transformer" else (model, examples)
+    build, make = MODELS[given["model"]]
     x, y = make(8 * batch)
 
     def batches(_: Any = None) -> tf.data.Dataset:
@@ -182,7 +209,16 @@ def _rate(by: str) -> float:
         with tfdist.scope():
             network = build("adam", given["hidden"])
         updates = tfdist.Updates(**given["updates"])
-        tfdist.fit(network, batches, epochs=4, steps_per_epoch=steps, share="copy", callbacks=[laps], updates=updates)
+        tfdist.fit(
+            network,
+            batches,
+            epochs=4,
+            steps_per_epoch=steps,
+            share="copy",
+            callbacks=[laps],
+            updates=updates,
+            jit=given["jit"] is True,
+        )
     seconds = [after - before for before, after in zip(laps.moments, laps.moments[1:], strict=False)]
     return given["batches_per_step"] * batch * steps / statistics.median(seconds)
 

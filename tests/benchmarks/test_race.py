@@ -44,14 +44,15 @@ class Recorded:
         return self.ended
 
 
-def test_clusters_train_by_turns_and_never_at_the_same_time(monkeypatch):
+@pytest.mark.parametrize(("first", "order"), [(0, ["ours", "peer"]), (3, ["peer", "ours"])])
+def test_clusters_train_by_turns_and_never_at_the_same_time(first, order, monkeypatch):
     moments, calls = iter(range(1000, 2000)), []
     monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
     monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
     clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
-    race(clusters, turns=3)
+    race(clusters, turns=3, first=first)
     turns = [each.split()[0] for each in calls[::2]]
-    assert turns == ["ours", "peer", "peer", "ours", "ours", "peer"]
+    assert turns == order * 3, "each resumes as often as the other"
     assert calls == [f"{name} {call}" for name in turns for call in ("resumes", "stops")]
 
 

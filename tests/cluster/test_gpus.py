@@ -1,6 +1,7 @@
 """Clusters whose tasks see GPUs (simulated ones) compute on them, and train as one process on the CPU does."""
 
 import re
+import sys
 from functools import cache
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from tests.support.comparing import differences
 from tests.support.lab import gpus
+from tests.support.running import ROOT
 from tests.support.tasks import alone, program
 
 pytestmark = [
@@ -93,6 +95,21 @@ def test_gradients_and_updates_of_mirrored_workers_stay_on_the_gpus(two_by_two):
     all_four = {f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}" for task in (0, 1) for gpu in (0, 1)}
     assert devices_of(placed, "MatMul") == all_four
     assert devices_of(placed, "ResourceApplyAdam") == all_four
+
+
+@pytest.mark.rotates(5, 0)
+def test_the_changed_rows_of_a_dynamic_table_on_a_gpu_are_pushed(simulated, tmp_path):
+    files = ROOT / "tests" / "train"
+    tests = (
+        f"{files}/variables/test_changed_rows.py",
+        f"{files}/checkpoint/tables/test_push.py::test_the_files_can_be_read_by_numpy_alone",
+    )
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    env = simulated | {"CUDA_VISIBLE_DEVICES": "0", "TFDIST_TEST_LONG": "1"}
+    ended = alone(tmp_path, command, env=env, fresh=True)
+    assert "2 passed" in ended.out, ended.out + ended.err
+    own = "/job:localhost/replica:0/task:0/device:GPU:0"
+    assert devices_of(gpus.placed(simulated), "ResourceScatterNdUpdate") == {own}
 
 
 def test_mirrored_workers_with_unequal_gpus_are_refused(module_cluster, simulated):

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotDone
 from contextlib import suppress
 
 import pytest
@@ -19,7 +20,7 @@ from tfdist_cli.protocol.records import LEAVE_SIGNAL
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import handshake, membership
-from tfdist_cli.train.cluster.handshake import LATER, HandshakeListener
+from tfdist_cli.train.cluster.handshake import GREETING, LATER, HandshakeListener
 from tfdist_cli.train.cluster.membership import (
     GRANTED,
     JOIN,
@@ -266,6 +267,26 @@ def test_a_worker_of_later_asks_again_until_the_chief_trains(pool):
     listener.announce_done()
     for connection in list(listener._held):
         connection.shutdown(socket.SHUT_RDWR)
+    assert early.result(LONG) is True
+
+
+def test_a_worker_of_later_that_gets_no_answer_asks_again(pool):
+    asked = threading.Event()
+    join = lambda joined: (joined(), asked.set())[1] is None  # noqa: E731
+    with socket.create_server(("127.0.0.1", 0)) as chief:
+        at = Address("127.0.0.1", chief.getsockname()[1])
+        early = pool.submit(wait_until_exited, WORKERS[2], at, LONG, join)
+        connection, _ = chief.accept()
+        connection.sendall(GREETING + b"0" * 32 + b"\n")
+        assert connection.recv(4096)
+        connection.close()  # as a chief whose tasks are all there
+    with pytest.raises(NotDone):
+        early.result(0.3)  # the chief's port is closed until TensorFlow opens it
+    with socket.create_server((at.host, at.port)) as server:
+        connection, _ = server.accept()
+        connection.sendall(b"\0\0\22\4")
+        assert asked.wait(LONG)
+    connection.close()
     assert early.result(LONG) is True
 
 

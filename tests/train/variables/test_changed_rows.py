@@ -3,11 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.variables.changed_rows import keep_marks, mark_all, marked, take_marks
+from tfdist_cli.train.variables.changed_rows import MARK, keep_marks, mark_all, marked, take_marks
 
 
 def test_rows_are_marked_and_taken_once():
-    variable, marks = tf.Variable(tf.zeros([8, 3])), tf.Variable(tf.zeros([2, 4], tf.bool))
+    variable, marks = tf.Variable(tf.zeros([8, 3])), tf.Variable(tf.zeros([2, 4], MARK))
     assert marked(variable, tf.constant([5]), None) is None  # nobody wants to know
     keep_marks(variable, marks)
     for rows in ([5, 0], [5]):

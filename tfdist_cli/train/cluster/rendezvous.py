@@ -383,3 +383,7 @@ class _Lifeline:
                 self.connected, self.done = before
                 raise ConnectionAbortedError("the chief takes this task when those of the start are there")
             self.done = self.done or tail.endswith(DONE)
+        if self._join and not tail:
+            # The chief had all tasks of the start before it read who this is.
+            self.connected, self.done = before
+            raise ConnectionAbortedError("the chief closed the connection before it answered")

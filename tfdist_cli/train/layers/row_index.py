@@ -41,7 +41,7 @@ from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import clock
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
 from tfdist_cli.train.tf_compat.variables import after_assignments
-from tfdist_cli.train.variables.changed_rows import keep_marks, mark_all, marked, take_marks
+from tfdist_cli.train.variables.changed_rows import MARK, keep_marks, mark_all, marked, take_marks
 from tfdist_cli.train.variables.sharding import parts, pieces
 
 GRACE_SECONDS = 2.0
@@ -215,7 +215,7 @@ class RowIndex:
         """Records from now on which rows change, for `take_changes`. To be called before steps are traced."""
         if self._changed is None:
             with tf.init_scope():
-                self._changed = _beside(self.table, self.keys.shape, "bool", f"{self.table.name}_changed")
+                self._changed = _beside(self.table, self.keys.shape, MARK, f"{self.table.name}_changed")
         self.attach(self._slots)
 
     @property

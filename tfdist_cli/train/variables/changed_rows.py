@@ -12,13 +12,16 @@ import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
 
+MARK = "uint8"
+"""The type of a mark: 1 for a changed row. On GPUs TensorFlow writes single elements of uint8, but none of bool."""
+
 
 def keep_marks(shard: Any, marks: Any) -> None:
     """Has writers of a variable's rows mark them.
 
     Args:
         shard: TensorFlow's variable: a shard of a table, of one of its slots or of its index.
-        marks: a bool variable on the same device with an element for each row, in any shape of two dimensions.
+        marks: a variable of type `MARK` on the same device, an element for each row, in any shape of two dimensions.
     """
     shard.tfdist_marks = marks
 
@@ -43,14 +46,14 @@ def marked(shard: Any, rows: tf.Tensor, written: Any) -> Any:
     if marks is None:
         return written
     width = int(marks.shape[1])
-    places, marking = tf.stack([rows // width, rows % width], axis=1), tf.ones_like(rows, tf.bool)
+    places, marking = tf.stack([rows // width, rows % width], axis=1), tf.ones_like(rows, MARK)
     with tf.control_dependencies([written] if written is not None else []):
         return tf.raw_ops.ResourceScatterNdUpdate(ref=marks.handle, indices=places, updates=marking)
 
 
 def mark_all(marks: Any) -> None:
     """Marks all rows."""
-    marks.assign(tf.ones(marks.shape, tf.bool))
+    marks.assign(tf.ones(marks.shape, MARK))
 
 
 def take_marks(marks: Any) -> tf.Tensor:
@@ -63,6 +66,6 @@ def take_marks(marks: Any) -> tf.Tensor:
 def _taken(marks: Any) -> tf.Tensor:
     """Takes marks on the device that has them: only there can single ones be cleared."""
     places = tf.where(tf.convert_to_tensor(marks))
-    cleared = tf.zeros(tf.shape(places)[:1], tf.bool)
+    cleared = tf.zeros(tf.shape(places)[:1], MARK)
     tf.raw_ops.ResourceScatterNdUpdate(ref=marks.handle, indices=places, updates=cleared)
     return tf.cast(places[:, 0] * int(marks.shape[1]) + places[:, 1], tf.int32)
