@@ -39,7 +39,7 @@ test-clusters: $(INSTALLED)
 	$(RUN) pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m 'not timed' $(SLOW)
 
 test-timed: $(INSTALLED)
-	$(RUN) pytest -m timed $(SLOW)
+	$(RUN) pytest -m timed $$(grep -rl --include='test_*.py' 'mark\.timed' $(SLOW))
 
 check: lint ## Run linters and the tests that start no cluster, in under a minute
 	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))

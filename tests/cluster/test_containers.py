@@ -54,11 +54,21 @@ def output(name):
     return done.stdout + done.stderr
 
 
-def wait_for(name, text, seconds=120):
+def healthy(name):
+    """Whether the health check of a container passes: its server responds."""
+    return engine("exec", name, "python", "-m", "tfdist_cli.task.health").returncode == 0
+
+
+def wait_for(name, condition, seconds=120):
+    """Waits until a condition on a container's name holds. No event announces it outside of the container."""
     deadline = time.monotonic() + seconds
-    while text not in output(name):
+    while not condition(name):
         assert time.monotonic() < deadline, output(name)
         time.sleep(0.5)
+
+
+def says(text):
+    return lambda name: text in output(name)
 
 
 @pytest.mark.rotates(5, 1)
@@ -76,8 +86,8 @@ def test_four_containers_train_and_exit_with_0(network):
 def test_sigterm_saves_and_the_next_chief_continues(network):
     servers = [start(network, host, task) for host, task in SERVERS.items()]
     chief = start(network, "chief", "chief", "--set", "train.epochs=500")
-    wait_for(chief, "epoch 2/")
-    assert [engine("exec", name, "python", "-m", "tfdist_cli.task.health").returncode for name in servers] == [0, 0, 0]
+    wait_for(chief, says("epoch 2/"))
+    assert all(map(healthy, servers))
     engine("stop", "--time", "60", chief)
     assert exit_code(chief) == 143, output(chief)
     assert [exit_code(name) for name in servers] == [143, 143, 143]
@@ -85,13 +95,13 @@ def test_sigterm_saves_and_the_next_chief_continues(network):
     for host, task in SERVERS.items():
         start(network, host, task)
     chief = start(network, "chief", "chief")
-    wait_for(chief, "resuming from")
+    wait_for(chief, says("resuming from"))
     assert exit_code(chief) == 0, output(chief)
 
 
 def test_an_unused_server_exits_promptly_on_sigterm(network):
     ps = start(network, "ps0", "ps:0")
-    time.sleep(15)
+    wait_for(ps, healthy)
     before = time.monotonic()
     engine("stop", "--time", "60", ps)
     assert exit_code(ps) == 143, output(ps)
