@@ -83,6 +83,8 @@ def trained(engine: str, wanted: Case) -> dict[str, np.ndarray]:
     mapped = None if wanted.validation else pipeline
     if engine.startswith("keras"):
         model = wanted.build()
+        if tf.config.list_physical_devices("GPU"):
+            model.jit_compile = False  # XLA's search for a GPU's fastest kernels takes minutes
         size = BATCH * int(engine.removeprefix("keras"))
         validation = {"validation_data": batches(checked, mapped, BATCH)} if wanted.scored else {}
         history = model.fit(batches(arrays, pipeline, size), epochs=EPOCHS, shuffle=False, verbose=0,
