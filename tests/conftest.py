@@ -1,4 +1,4 @@
-"""Shared by all tests: signals as in a terminal, and long tests that take turns from day to day."""
+"""Shared by all tests: signals as in a terminal, no GPUs, and long tests that take turns from day to day."""
 
 import datetime
 import gc
@@ -16,6 +16,8 @@ hypothesis.settings.load_profile("tfdist")  # an example takes as long as the ma
 pytest_plugins = ("tests.support.s3_fixtures",)
 _DAY = "TFDIST_TEST_DAY"
 """The number of the day, which chooses the rotating tests. One process sets it for all, also when midnight comes."""
+_GPUS = "TFDIST_TEST_GPUS"
+"""If it is 1, tests see this machine's GPUs. What they expect of plans, and of some paths, is that of the CPU."""
 
 
 def pytest_configure():
@@ -23,6 +25,8 @@ def pytest_configure():
     for each, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(each) is signal.SIG_IGN:
             signal.signal(each, usual)
+    if os.environ.get(_GPUS) != "1":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault(_DAY, str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
 
 

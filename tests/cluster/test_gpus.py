@@ -105,7 +105,7 @@ def test_the_changed_rows_of_a_dynamic_table_on_a_gpu_are_pushed(simulated, tmp_
         f"{files}/checkpoint/tables/test_push.py::test_the_files_can_be_read_by_numpy_alone",
     )
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
-    env = simulated | {"CUDA_VISIBLE_DEVICES": "0", "TFDIST_TEST_LONG": "1"}
+    env = simulated | {"CUDA_VISIBLE_DEVICES": "0", "TFDIST_TEST_LONG": "1", "TFDIST_TEST_GPUS": "1"}
     ended = alone(tmp_path, command, env=env, fresh=True)
     assert "2 passed" in ended.out, ended.out + ended.err
     own = "/job:localhost/replica:0/task:0/device:GPU:0"
