@@ -24,8 +24,10 @@ from tfdist_cli.train.optimizers.registry import (
     fused,
     fused_update_of,
     row_lock,
+    terms_of,
     why_no_kernel,
 )
+from tfdist_cli.train.optimizers.terms import SQUARES, SummedTerms, Terms
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import Read
@@ -48,7 +50,8 @@ def apply(
     Args:
         optimizer: the optimizer, built for the parameters. One that scales the loss (`mixed_float16`) divides the
             gradients by its scale, and skips an update whose gradients are not finite.
-        gradients: one per parameter, each as a list by shard; None for a parameter without a gradient.
+        gradients: one per parameter, each as a list by shard; None for a parameter without a gradient. `SummedTerms`
+            only of the parameters that `terms_taken` returns.
         parameters: the variables to update.
         rate_scaling: scales the optimizer's learning rate.
         by_rows: given if a row may occur several times in a sparse gradient, which is then applied as Keras does: the
@@ -174,6 +177,29 @@ def changed_by_rows(
     return found
 
 
+def terms_taken(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> dict[int, Terms]:
+    """Returns what updates take of each term of a gradient, beside the sum of the terms, as Keras's updates do.
+
+    A gradient has terms if a batch looks up a row several times. Keras sums them before anything else if it accumulates
+    gradients; the norms that it clips by are those of all terms.
+
+    Args:
+        optimizer: the optimizer, built.
+        parameters: the variables that it updates.
+
+    Returns:
+        For the indices of parameters; the others need the sum alone.
+    """
+    found: dict[int, Terms] = {}
+    for inner, indices in _parameters_by_optimizer(optimizer, parameters):
+        if inner.gradient_accumulation_steps or inner.loss_scale_factor:  # Keras cannot divide rows by such a factor
+            continue
+        taken = SQUARES if inner.clipnorm or inner.global_clipnorm else terms_of(inner)
+        if taken is not None:
+            found |= dict.fromkeys(indices, taken)
+    return found
+
+
 def mark_changes(
     optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], parameters: Sequence[keras.Variable]
 ) -> None:
@@ -275,9 +301,9 @@ def apply_fused(
     optimizer = update.optimizer
     present = [(stored, gradient) for stored, gradient in zip(parameters, gradients, strict=True) if gradient]
     if optimizer.loss_scale_factor is not None:
-        unscale = partial(_divided, by=optimizer.loss_scale_factor)
-        present = [(stored, _mapped(stored.shards, gradient, unscale)) for stored, gradient in present]
-    sparse: dict[str, list[tuple[tf.IndexedSlices, Callable[[], Any]]]] = {}
+        by = optimizer.loss_scale_factor
+        present = [(stored, _divided(stored.shards, gradient, by)) for stored, gradient in present]
+    locked: dict[str, list[tuple[Any, Callable[[], Any]]]] = {}
     scalars = _Scalars(learning_rate, iterations)
     for stored, gradient in _clipped(optimizer, present):
         decaying = decays(optimizer, stored.variable)
@@ -286,19 +312,23 @@ def apply_fused(
             learning_rate, iterations = scalars.on(shard.device)
             with tf.device(shard.device):
                 rate = tf.cast(learning_rate, shard.dtype)
-                values = tf.cast(_values(part), shard.dtype)
-                if isinstance(part, tf.IndexedSlices):
-                    own = tf.IndexedSlices(values, part.indices)
-                    run = partial(update.sparse, shard, slots, own, rate, iterations, decays=decaying)
-                    sparse.setdefault(shard.device, []).append((part, run))
-                else:
-                    with tf.control_dependencies([values]):  # until then, a worker may have to read the shard
-                        before = [decay_weights(optimizer, shard, rate)] if decaying else []
-                    with tf.control_dependencies(before):
-                        update.dense(shard, slots, values, rate, iterations)
-    for device, updates in sparse.items():
-        inputs = [tensor for part, _ in updates for tensor in (part.values, part.indices)]
-        row_lock(device, inputs, [run for _, run in updates])
+                values, terms = tf.cast(_values(part), shard.dtype), _terms(update, part)
+                rows = _rows(part)
+                if rows is not None:
+                    own = tf.IndexedSlices(values, rows)
+                    run = partial(update.sparse, shard, slots, own, rate, iterations, decays=decaying, terms=terms)
+                    locked.setdefault(shard.device, []).append(([values, rows], run))
+                    continue
+                with tf.control_dependencies([values]):  # until then, a worker may have to read the shard
+                    before = [decay_weights(optimizer, shard, rate)] if decaying else []
+                with tf.control_dependencies(before):
+                    run = partial(update.dense, shard, slots, values, rate, iterations, terms)
+                    if terms is None:
+                        run()
+                    else:  # several operations, in which another worker's update may not be lost
+                        locked.setdefault(shard.device, []).append(([values, terms, *before], run))
+    for device, updates in locked.items():
+        row_lock(device, [tensor for own, _ in updates for tensor in own], [run for _, run in updates])
 
 
 class _Scalars:
@@ -345,33 +375,62 @@ def _clipped(optimizer: Any, present: list[tuple[StoredParameter, Gradient]]) ->
     else:
         norm = tf.sqrt(tf.add_n([square for own in squares for square in own]))
         divisors = [tf.maximum(norm, optimizer.global_clipnorm) / optimizer.global_clipnorm] * len(present)
-    return [
-        (stored, _mapped(stored.shards, gradient, partial(_divided, by=divisor)))
+    clipped_by_norm = [
+        (stored, _divided(stored.shards, gradient, divisor))
         for (stored, gradient), divisor in zip(present, divisors, strict=True)
     ]
+    if optimizer.clipnorm and optimizer.clipnorm > 0:
+        return clipped_by_norm
+    return [(stored, _totals(gradient)) for stored, gradient in clipped_by_norm]  # Keras sums the terms here
 
 
 def _mapped(shards: Sequence[Any], gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
     """Applies a function to the values of a gradient, each part on the device of its shard."""
     changed = []
-    for shard, part in zip(shards, gradient, strict=True):
-        values = _on_device_of(shard, function, part)
+    for shard, part in zip(shards, _totals(gradient), strict=True):
+        values = _on_device_of(shard, function, _values(part))
         sparse = isinstance(part, tf.IndexedSlices)
         changed.append(tf.IndexedSlices(values, part.indices, part.dense_shape) if sparse else values)
     return changed
 
 
-def _divided(values: tf.Tensor, by: tf.Tensor | float) -> tf.Tensor:
-    return values / tf.cast(by, values.dtype)
+def _divided(shards: Sequence[Any], gradient: Gradient, by: tf.Tensor | float) -> Gradient:
+    """Divides a gradient, each part on the device of its shard."""
+    divided = []
+    for shard, part in zip(shards, gradient, strict=True):
+        with tf.device(shard.device):
+            if isinstance(part, SummedTerms):
+                divided.append(part.divided(by))
+            else:
+                divided += _mapped([shard], [part], lambda values: values / tf.cast(by, values.dtype))
+    return divided
 
 
-def _square_sum(values: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
+def _terms(update: FusedUpdate, part: Any) -> tf.Tensor | None:
+    """Returns what an update takes of the terms of a gradient; None if it takes the sum alone."""
+    return part.terms if isinstance(part, SummedTerms) and part.kind is update.kernel.terms else None
 
 
-def _on_device_of(shard: Any, function: Callable[[tf.Tensor], tf.Tensor], part: Any) -> tf.Tensor:
+def _rows(part: Any) -> tf.Tensor | None:
+    """Returns the rows of a gradient; None if it is that of a whole shard."""
+    whole = part.total if isinstance(part, SummedTerms) else part
+    return whole.indices if isinstance(whole, tf.IndexedSlices) else None
+
+
+def _totals(gradient: Gradient) -> Gradient:
+    """Returns the sums of terms."""
+    return [part.total if isinstance(part, SummedTerms) else part for part in gradient]
+
+
+def _square_sum(part: Any) -> tf.Tensor:
+    if isinstance(part, SummedTerms) and part.kind is SQUARES:
+        return tf.reduce_sum(tf.cast(part.terms, tf.float32))
+    return tf.reduce_sum(tf.square(tf.cast(_values(part), tf.float32)))
+
+
+def _on_device_of(shard: Any, function: Callable[[Any], tf.Tensor], part: Any) -> tf.Tensor:
     with tf.device(shard.device):
-        return function(_values(part))
+        return function(part)
 
 
 def _dense(part: Any) -> tf.Tensor:
@@ -382,7 +441,7 @@ def _dense(part: Any) -> tf.Tensor:
 
 def _values(part: Any) -> tf.Tensor:
     """Returns the values of a gradient. As each row occurs once, their norm is that of the dense gradient."""
-    return part.values if isinstance(part, tf.IndexedSlices) else part
+    return part.values if isinstance(part, tf.IndexedSlices | SummedTerms) else part
 
 
 def _apply_by_keras(
@@ -393,13 +452,21 @@ def _apply_by_keras(
     learning_rate: tf.Tensor,
     by_rows: Sequence[keras.Variable],
 ) -> None:
-    whole = [each and (each[0] if len(each) == 1 else tf.concat(each, axis=0)) for each in gradients]
+    whole = [each and _whole(each) for each in gradients]
     # Keras updates variables only within a replica context. There is one replica. `strategy.run` would trace it in
     # another thread, where the substituted variables are not in effect.
     replica = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
     values = {compat.ITERATIONS: Read(iterations), compat.LEARNING_RATE: Read(learning_rate)}
     with substituted(optimizer, values), fused(optimizer, by_rows, summed=False), replica:
         optimizer.apply(whole, list(parameters))
+
+
+def _whole(gradient: Gradient) -> Any:
+    """Returns the gradient of a variable, whose shards are updated completely, for Keras's code."""
+    if any(isinstance(part, SummedTerms) for part in gradient):
+        values, terms = (tf.concat([getattr(part, each) for part in gradient], axis=0) for each in ("values", "terms"))
+        return gradient[0].with_values(values, terms).repeated()
+    return gradient[0] if len(gradient) == 1 else tf.concat(gradient, axis=0)
 
 
 def substituted(optimizer: keras.optimizers.Optimizer, values: dict[str, Read]) -> AbstractContextManager[None]:
@@ -444,7 +511,7 @@ def _apply_unscaled(
 ) -> tf.Tensor:
     scale = tf.convert_to_tensor(optimizer.dynamic_scale.value)
     unscaled = [
-        None if gradient is None else _mapped(parts(variable), gradient, partial(_divided, by=scale))
+        None if gradient is None else _divided(parts(variable), gradient, scale)
         for variable, gradient in zip(parameters, gradients, strict=True)
     ]
     iterations = apply(optimizer.inner_optimizer, unscaled, parameters, rate_scaling, by_rows)

@@ -34,7 +34,8 @@ class Update:
         learning_rate: a scalar of the variable's type.
         iterations: the number of updates before this one, an int64 scalar.
         rows: (n,), the rows to update, each at most once; None for all.
-        squares: like `gradient`, the sum of the squares of the terms that it is the sum of; None: it is one term.
+        terms: like `gradient`, the sum of the squares of the terms that it is the sum of; for Adamax, the sum of their
+            sizes. None: it is one term. See `registry.Kernel.terms`.
     """
 
     optimizer: Any
@@ -44,7 +45,12 @@ class Update:
     learning_rate: tf.Tensor
     iterations: tf.Tensor
     rows: tf.Tensor | None = None
-    squares: tf.Tensor | None = None
+    terms: tf.Tensor | None = None
+
+    @property
+    def squares(self) -> tf.Tensor:
+        """The sum of the squares of the terms."""
+        return tf.square(self.gradient) if self.terms is None else self.terms
 
     def scalar(self, value: float) -> tf.Tensor:
         """Converts a number to the variable's type; once for all variables on a device."""
@@ -148,13 +154,13 @@ def adam(update: Update) -> Any:
     """Kingma and Ba, Adam (2015), the efficient form at the end of section 2: w − η·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v+ε).
 
     With `amsgrad` (Reddi et al., On the Convergence of Adam and Beyond, 2018), v is its largest value so far. There is
-    no kernel for rows.
+    no kernel for rows, nor for sums of squares.
 
     Bound: 1e-6 in float32, 1e-12 in float64. With β₂ = 0.999 it is 1e-5 in float32: the kernel computes 1 − β₂ in the
     variable's type, which gives 0.00099999.
     """
-    if update.rows is not None:
-        return _adam_rows(update)
+    if update.rows is not None or update.terms is not None:
+        return _adam_by_operations(update)
     optimizer = update.optimizer
     names = ("m", "v", "vhat") if optimizer.amsgrad else ("m", "v")
     raw = tf.raw_ops
@@ -170,11 +176,11 @@ def adam(update: Update) -> Any:
     )
 
 
-def _adam_rows(update: Update) -> Any:
+def _adam_by_operations(update: Update) -> Any:
     optimizer, gradient = update.optimizer, update.gradient
     first, second = update.read(0), update.read(1)
     first += (gradient - first) * (1 - optimizer.beta_1)
-    second += (tf.square(gradient) - second) * (1 - optimizer.beta_2)
+    second += (update.squares - second) * (1 - optimizer.beta_2)
     written = [update.write(0, first), update.write(1, second)]
     if optimizer.amsgrad:
         second = tf.maximum(update.read(2), second)
@@ -194,7 +200,8 @@ def adagrad(update: Update) -> Any:
     Bound: 1e-6 in float32, 1e-12 in float64.
     """
     start, epsilon = update.optimizer.initial_accumulator_value, update.optimizer.epsilon
-    if update.rows is not None or update.variable.dtype == tf.float64 or epsilon > 8 * start * 2.0**-22:
+    by_rows = update.rows is not None or update.terms is not None
+    if by_rows or update.variable.dtype == tf.float64 or epsilon > 8 * start * 2.0**-22:
         return _adagrad_by_operations(update)
     return update.run(
         tf.raw_ops.ResourceApplyAdagradV2,
@@ -206,7 +213,7 @@ def adagrad(update: Update) -> Any:
 
 def _adagrad_by_operations(update: Update) -> Any:
     """Runs one operation after another: to wake a second thread costs more time than it saves."""
-    square = tf.square(update.gradient) if update.squares is None else update.squares
+    square = update.squares
     with tf.control_dependencies([square]):
         accumulator = update.read(0) + square
     written = update.write(0, accumulator)
@@ -218,13 +225,14 @@ def _adagrad_by_operations(update: Update) -> Any:
 def rmsprop(update: Update) -> Any:
     """RMSProp (Hinton's lecture 6e, 2012): m ← μ·m + η·g/√(v+ε), w ← w − m; centered, v less the square of g's mean.
 
-    Without momentum, Keras has no slot for m, which the kernels require. Then the update consists of operations.
+    Without momentum, Keras has no slot for m, which the kernels require. Nor do they take sums of squares. Then the
+    update consists of operations.
 
     Bound: 1e-6 in float32, 1e-12 in float64.
     """
     optimizer, raw = update.optimizer, tf.raw_ops
-    if optimizer.momentum <= 0:
-        return _rmsprop_without_momentum(update)
+    if optimizer.momentum <= 0 or update.terms is not None:
+        return _rmsprop_by_operations(update)
     slots = dict(zip(("ms", "mom", "mg"), update.slots, strict=False))
     if optimizer.centered:
         whole, rows = raw.ResourceApplyCenteredRMSProp, raw.ResourceSparseApplyCenteredRMSProp
@@ -240,16 +248,20 @@ def rmsprop(update: Update) -> Any:
     )
 
 
-def _rmsprop_without_momentum(update: Update) -> Any:
+def _rmsprop_by_operations(update: Update) -> Any:
     optimizer, gradient = update.optimizer, update.gradient
-    velocity = optimizer.rho * update.read(0) + (1 - optimizer.rho) * tf.square(gradient)
+    velocity = optimizer.rho * update.read(0) + (1 - optimizer.rho) * update.squares
     written = [update.write(0, velocity)]
     if optimizer.centered:
-        mean = optimizer.rho * update.read(1) + (1 - optimizer.rho) * gradient
-        written.append(update.write(1, mean))
+        index = len(update.slots) - 1
+        mean = optimizer.rho * update.read(index) + (1 - optimizer.rho) * gradient
+        written.append(update.write(index, mean))
         velocity -= tf.square(mean)
     delta = gradient / tf.sqrt(velocity + optimizer.epsilon)
-    return tf.group(*written, update.descend(update.learning_rate, delta))
+    if optimizer.momentum <= 0:
+        return tf.group(*written, update.descend(update.learning_rate, delta))
+    momentum = optimizer.momentum * update.read(1) + update.learning_rate * delta
+    return tf.group(*written, update.write(1, momentum), update.descend(update.scalar(1.0), momentum))
 
 
 def adadelta(update: Update) -> Any:
@@ -258,6 +270,8 @@ def adadelta(update: Update) -> Any:
     Bound: 1e-6 in float32, 1e-12 in float64.
     """
     optimizer, raw = update.optimizer, tf.raw_ops
+    if update.terms is not None:
+        return _adadelta_by_operations(update)
     return update.run(
         raw.ResourceApplyAdadelta if update.rows is None else raw.ResourceSparseApplyAdadelta,
         dict(zip(("accum", "accum_update"), update.slots, strict=True)),
@@ -267,12 +281,23 @@ def adadelta(update: Update) -> Any:
     )
 
 
+def _adadelta_by_operations(update: Update) -> Any:
+    rho, epsilon = update.optimizer.rho, update.optimizer.epsilon
+    squares = rho * update.read(0) + (1 - rho) * update.squares
+    before = update.read(1)
+    factor = (before + epsilon) / (squares + epsilon)  # Keras squares the change by each term, too
+    written = [update.write(0, squares), update.write(1, rho * before + (1 - rho) * factor * update.squares)]
+    return tf.group(*written, update.descend(update.learning_rate, update.gradient * tf.sqrt(factor)))
+
+
 def ftrl(update: Update) -> Any:
     """McMahan et al., Ad Click Prediction (2013), algorithm 1; Keras adds its β to the L2 regularization.
 
     Bound: 1e-6 in float32, 1e-12 in float64.
     """
     optimizer, raw = update.optimizer, tf.raw_ops
+    if update.terms is not None:
+        return _ftrl_by_operations(update)
     return update.run(
         raw.ResourceApplyFtrlV2 if update.rows is None else raw.ResourceSparseApplyFtrlV2,
         dict(zip(("accum", "linear"), update.slots, strict=True)),
@@ -284,13 +309,28 @@ def ftrl(update: Update) -> Any:
     )
 
 
+def _ftrl_by_operations(update: Update) -> Any:
+    optimizer, rate = update.optimizer, update.learning_rate
+    power, l1 = -optimizer.learning_rate_power, optimizer.l1_regularization_strength
+    value = tf.convert_to_tensor(update.variable) if update.rows is None else rows_of(update.variable, update.rows)
+    before, linear = update.read(0), update.read(1)
+    squares = before + update.squares
+    shrunk = update.gradient + 2 * optimizer.l2_shrinkage_regularization_strength * value
+    linear += shrunk - (tf.pow(squares, power) - tf.pow(before, power)) / rate * value
+    quadratic = tf.pow(squares, power) / rate + 2 * (optimizer.l2_regularization_strength + optimizer.beta / (2 * rate))
+    changed = (tf.clip_by_value(linear, -l1, l1) - linear) / quadratic - value
+    return tf.group(update.write(0, squares), update.write(1, linear), update.descend(update.scalar(-1.0), changed))
+
+
 def adamax(update: Update) -> Any:
-    """Kingma and Ba, Adam (2015), algorithm 2, with ε: w ← w − η/(1−β₁ᵗ)·m/(u+ε). There is no kernel for rows.
+    """Kingma and Ba, Adam (2015), algorithm 2, with ε: w ← w − η/(1−β₁ᵗ)·m/(u+ε).
+
+    There is no kernel for rows, nor for sums of sizes.
 
     Bound: 1e-6 in float32, 1e-12 in float64. With β₂ = 0.999 it is 1e-5 in float32.
     """
-    if update.rows is not None:
-        return _adamax_rows(update)
+    if update.rows is not None or update.terms is not None:
+        return _adamax_by_operations(update)
     optimizer = update.optimizer
     return update.run(
         tf.raw_ops.ResourceApplyAdaMax,
@@ -303,11 +343,12 @@ def adamax(update: Update) -> Any:
     )
 
 
-def _adamax_rows(update: Update) -> Any:
+def _adamax_by_operations(update: Update) -> Any:
     optimizer, gradient = update.optimizer, update.gradient
     mean, norm = update.read(0), update.read(1)
     mean += (gradient - mean) * (1 - optimizer.beta_1)
-    norm = tf.maximum(optimizer.beta_2 * norm, tf.abs(gradient))
+    size = tf.abs(gradient) if update.terms is None else update.terms
+    norm = tf.maximum(optimizer.beta_2 * norm, size)
     alpha = update.learning_rate / (1 - update.power(optimizer.beta_1))
     return tf.group(
         update.write(0, mean), update.write(1, norm), update.descend(alpha, mean / (norm + optimizer.epsilon))

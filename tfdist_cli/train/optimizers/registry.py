@@ -11,7 +11,7 @@ For the others, the semantics are lazy, as in LazyAdam: momentum and weight deca
 touch it. Bias corrections count all updates.
 
 Keras updates a row that a batch looks up several times by each of its gradients: Adagrad adds the square of each, not
-that of their sum. `FusedUpdate.sparse_each` does the same; `sparse` takes sums.
+that of their sum. So an update may take the sum of these squares, too, see `terms.py`.
 
 Several workers may update a variable at the same time. A dense update holds the locks of the variable and its slots, so
 no update is lost. Sparse updates, with their weight decay, hold a lock of the ps (`row_lock`) for the same reason.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.optimizers import kernels
 from tfdist_cli.train.optimizers.kernels import Update
+from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, Terms
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.control_flow import last_of, made_once, unordered
 from tfdist_cli.train.tf_compat.keras_optimizer import SlotNames
@@ -68,11 +69,14 @@ class Kernel:
         slots: returns the slots of an optimizer, in the order in which `update` takes them.
         leaves_other_rows: whether the update of a whole variable changes only the rows whose gradient is not 0. If so,
             an update of these rows is the same.
+        terms: what the update takes of each term of a gradient; None if it is linear in the gradient up to where the
+            terms are summed.
     """
 
     update: Callable[[Update], Any]
     slots: Callable[[Any], tuple[Slot, ...]]
     leaves_other_rows: Callable[[Any], bool] = lambda _: False
+    terms: Terms | None = SQUARES
 
 
 def _adam_slots(optimizer: Any) -> tuple[Slot, ...]:
@@ -88,7 +92,10 @@ def _rmsprop_slots(optimizer: Any) -> tuple[Slot, ...]:
 
 KERNELS: dict[type, Kernel] = {
     keras.optimizers.SGD: Kernel(
-        kernels.sgd, lambda o: (Slot("momentums", o.momentum),) if o.momentum else (), lambda o: not o.momentum
+        kernels.sgd,
+        lambda o: (Slot("momentums", o.momentum),) if o.momentum else (),
+        lambda o: not o.momentum,
+        terms=None,
     ),
     keras.optimizers.Adam: Kernel(kernels.adam, _adam_slots),
     keras.optimizers.AdamW: Kernel(kernels.adam, _adam_slots),
@@ -108,11 +115,12 @@ KERNELS: dict[type, Kernel] = {
     keras.optimizers.Adamax: Kernel(
         kernels.adamax,
         lambda o: (Slot(SlotNames.ADAMAX_MEANS, o.beta_1), Slot(SlotNames.ADAMAX_NORMS, o.beta_2, "largest")),
+        terms=SIZES,
     ),
     keras.optimizers.Ftrl: Kernel(
         kernels.ftrl, lambda _: (Slot(SlotNames.ACCUMULATORS, kind="positive"), Slot(SlotNames.LINEARS))
     ),
-    keras.optimizers.Lion: Kernel(kernels.lion, lambda o: (Slot(SlotNames.MOMENTUMS, o.beta_2),)),
+    keras.optimizers.Lion: Kernel(kernels.lion, lambda o: (Slot(SlotNames.MOMENTUMS, o.beta_2),), terms=None),
 }
 """The optimizers with a fused kernel. Not their subclasses, which may compute another update."""
 
@@ -147,6 +155,7 @@ class FusedUpdate:
         gradient: tf.Tensor,
         learning_rate: tf.Tensor,
         iterations: tf.Tensor,
+        terms: tf.Tensor | None = None,
     ) -> Any:
         """Updates a whole variable or shard, on its device.
 
@@ -156,11 +165,12 @@ class FusedUpdate:
             gradient: of the shape of `variable`.
             learning_rate: a scalar.
             iterations: the number of updates before this one, an int64 scalar.
+            terms: see `Update.terms`.
 
         Returns:
             The operation.
         """
-        return self._run(variable, slots, gradient, learning_rate, iterations)
+        return self._run(variable, slots, gradient, learning_rate, iterations, None, terms)
 
     def sparse(
         self,
@@ -171,6 +181,7 @@ class FusedUpdate:
         iterations: tf.Tensor,
         *,
         decays: bool = False,
+        terms: tf.Tensor | None = None,
     ) -> Any:
         """Updates some rows of a variable or shard, on its device. No operation passes over the other rows.
 
@@ -181,6 +192,7 @@ class FusedUpdate:
             learning_rate: a scalar.
             iterations: the number of updates before this one, an int64 scalar.
             decays: whether weight decay applies to the rows before the update.
+            terms: see `Update.terms`.
 
         Returns:
             The operation. It fails with `InvalidArgumentError` if the variable does not have a row.
@@ -188,7 +200,7 @@ class FusedUpdate:
         rows = gradient.indices
         before = [kernels.decay_weights(self.optimizer, variable, learning_rate, rows)] if decays else []
         with tf.control_dependencies(before):
-            done = self._run(variable, slots, gradient.values, learning_rate, iterations, rows)
+            done = self._run(variable, slots, gradient.values, learning_rate, iterations, rows, terms)
         with tf.device(variable.device):
             return marked(variable, rows, done)
 
@@ -215,8 +227,10 @@ class FusedUpdate:
         rows, where = tf.unique(gradient.indices)
         terms = tf.cast(gradient.values, variable.dtype)
         total = tf.math.unsorted_segment_sum(terms, where, tf.size(rows))
-        squares = tf.math.unsorted_segment_sum(tf.square(terms), where, tf.size(rows)) if self.slots else None
-        return self._run(variable, slots, total, learning_rate, iterations, rows, squares)
+        kind, each = self.kernel.terms, None
+        if kind is not None:
+            each = tf.math.unsorted_segment_sum(kind.of(terms), where, tf.size(rows))
+        return self._run(variable, slots, total, learning_rate, iterations, rows, each)
 
     def _run(
         self,
@@ -226,11 +240,13 @@ class FusedUpdate:
         learning_rate: Any,
         iterations: Any,
         rows: Any = None,
-        squares: Any = None,
+        terms: Any = None,
     ) -> Any:
         with tf.device(variable.device):
             gradient, learning_rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
-            update = Update(self.optimizer, variable, slots, gradient, learning_rate, iterations, rows, squares)
+            if terms is not None:
+                terms = tf.cast(terms, variable.dtype)
+            update = Update(self.optimizer, variable, slots, gradient, learning_rate, iterations, rows, terms)
             return self.kernel.update(update)
 
 
@@ -290,6 +306,12 @@ def fused_update_of(optimizer: keras.optimizers.Optimizer) -> FusedUpdate | None
     return FusedUpdate(optimizer, kernel, kernel.slots(optimizer))
 
 
+def terms_of(optimizer: keras.optimizers.Optimizer) -> Terms | None:
+    """Returns what the update of an optimizer takes of each term of a gradient, see `Kernel.terms`."""
+    kernel = KERNELS.get(type(optimizer))
+    return SQUARES if kernel is None else kernel.terms
+
+
 def why_no_kernel(optimizer: keras.optimizers.Optimizer) -> str:
     """Returns the reason why an optimizer has no fused update, for messages; "" if it has one."""
     kind = type(optimizer)
@@ -312,7 +334,11 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def fused(
-    optimizer: keras.optimizers.Optimizer, by_rows: Sequence[keras.Variable] = (), *, summed: bool = True
+    optimizer: keras.optimizers.Optimizer,
+    by_rows: Sequence[keras.Variable] = (),
+    *,
+    summed: bool = True,
+    terms: Mapping[int, tf.Tensor] | None = None,
 ) -> AbstractContextManager[None]:
     """Within the context, Keras's `apply` uses the fused update of an optimizer, if it has one.
 
@@ -322,37 +348,45 @@ def fused(
         optimizer: the optimizer.
         by_rows: the parameters of which sparse gradients update rows; with those of others, Keras updates.
         summed: whether each row occurs once in these gradients.
+        terms: by the `id` of a parameter, what `Update.terms` says of its gradient.
     """
     update = fused_update_of(optimizer)
     if update is None:
         return replaced(optimizer, {})
-    own = {id(variable) for variable in by_rows}
-    rows = frozenset(n for n, each in enumerate(compat.parameters_of(optimizer)) if id(each) in own)
-    return replaced(
-        optimizer, {"update_step": _FusedStep(update, rows, update.sparse if summed else update.sparse_each)}
-    )
+    own, each = {id(variable) for variable in by_rows}, terms or {}
+    parameters = compat.parameters_of(optimizer)
+    rows = frozenset(n for n, variable in enumerate(parameters) if id(variable) in own)
+    found = {n: each[id(variable)] for n, variable in enumerate(parameters) if id(variable) in each}
+    return replaced(optimizer, {"update_step": _FusedStep(update, rows, found, summed=summed)})
 
 
 class _FusedStep:
     """Replaces an optimizer's `update_step` by its fused update."""
 
-    def __init__(self, update: FusedUpdate, by_rows: frozenset[int], sparse: Callable[..., Any]) -> None:
-        self._update, self._by_rows, self._sparse = update, by_rows, sparse
+    def __init__(
+        self, update: FusedUpdate, by_rows: frozenset[int], terms: Mapping[int, tf.Tensor], *, summed: bool
+    ) -> None:
+        self._update, self._by_rows, self._terms, self._summed = update, by_rows, terms, summed
 
     def __call__(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         update, optimizer = self._update, self._update.optimizer
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        if sparse and compat.index_of(optimizer, variable) not in self._by_rows:
+        index, sparse = compat.index_of(optimizer, variable), isinstance(gradient, tf.IndexedSlices)
+        if sparse and index not in self._by_rows:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
         shards, slots = parts(variable), [parts(slot) for slot in update.slot_variables(variable)]
-        rate = tf.convert_to_tensor(learning_rate)
+        rate, terms = tf.convert_to_tensor(learning_rate), self._terms.get(index)
         iterations = made_once(
             ("iterations", self, shards[0].device), lambda: tf.convert_to_tensor(optimizer.iterations)
         )
         if sparse:
-            (shard,) = shards
-            self._sparse(shard, [slot for (slot,) in slots], gradient, rate, iterations)
+            (shard,), own = shards, [slot for (slot,) in slots]
+            if self._summed:
+                update.sparse(shard, own, gradient, rate, iterations, terms=terms)
+            else:
+                update.sparse_each(shard, own, gradient, rate, iterations)
             return
-        for index, (shard, part) in enumerate(zip(shards, split_rows(gradient, shards), strict=True)):
-            update.dense(shard, [slot[index] for slot in slots], part, rate, iterations)
+        each = [None] * len(shards) if terms is None else split_rows(terms, shards)
+        pieces = zip(shards, split_rows(gradient, shards), each, strict=True)
+        for number, (shard, part, own_terms) in enumerate(pieces):
+            update.dense(shard, [slot[number] for slot in slots], part, rate, iterations, own_terms)

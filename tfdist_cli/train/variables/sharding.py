@@ -18,7 +18,8 @@ import tensorflow as tf
 from tfdist_cli.train.tf_compat.variables import ShardedVariable, stored
 
 Gradient = list[Any]
-"""The gradient of a variable, for each of its shards: a tensor, or a `tf.IndexedSlices` with distinct rows."""
+"""The gradient of a variable, for each of its shards: a tensor, a `tf.IndexedSlices` with distinct rows, or a
+`SummedTerms` of one of these."""
 BLOCK_BYTES = 8 * 2**20
 """The size of a block of a sharded variable; a block has at least one row. Larger blocks are not faster, and TensorFlow
 keeps several in memory before it frees the first one."""

@@ -1,0 +1,124 @@
+"""Gradients that are sums of terms: of the lookups of a row, Keras gives the optimizer each gradient by itself.
+
+Keras passes the gradient of an `Embedding` to the optimizer as `tf.IndexedSlices`, in which a row occurs as often as a
+batch looks it up. An optimizer that squares gradients squares each of these terms, and adds up the squares. An update
+with the sum of the terms and the sum of their squares is the same. Workers send these two sums, whose size does not
+depend on how often a row is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an update takes of each term of a gradient, beside the sum of the terms.
+
+    Args:
+        of: the function of a term whose results are summed.
+        degree: f(c·x) is c to this power times f(x), for c > 0.
+    """
+
+    of: Callable[[tf.Tensor], tf.Tensor]
+    degree: int
+
+    def root(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns a term whose f is `values`: it has the range of a gradient, and can be rounded like one."""
+        return tf.sqrt(values) if self.degree == 2 else values
+
+    def scale(self, factor: tf.Tensor | float) -> tf.Tensor | float:
+        """Returns what f is multiplied by if each term is multiplied by a factor."""
+        return factor**self.degree
+
+
+SQUARES = Terms(tf.square, 2)
+SIZES = Terms(tf.abs, 1)
+
+
+@dataclass(frozen=True)
+class SummedTerms:
+    """A gradient that is a sum of terms.
+
+    Args:
+        total: the sum: a tensor, or `tf.IndexedSlices` with distinct rows.
+        terms: the sum of what the update takes of each term, of the shape of the values of `total`.
+        kind: what that is.
+    """
+
+    total: tf.Tensor | tf.IndexedSlices
+    terms: tf.Tensor
+    kind: Terms
+
+    @property
+    def values(self) -> tf.Tensor:
+        """The values of the sum."""
+        return self.total.values if isinstance(self.total, tf.IndexedSlices) else self.total
+
+    def with_values(self, values: tf.Tensor, terms: tf.Tensor) -> SummedTerms:
+        """Returns the same rows with other values."""
+        if isinstance(self.total, tf.IndexedSlices):
+            return SummedTerms(tf.IndexedSlices(values, self.total.indices, self.total.dense_shape), terms, self.kind)
+        return SummedTerms(values, terms, self.kind)
+
+    def divided(self, by: tf.Tensor | float) -> SummedTerms:
+        """Divides each term by a number."""
+        by = tf.cast(by, self.values.dtype)
+        return self.with_values(self.values / by, self.terms / self.kind.scale(by))
+
+    def repeated(self) -> tf.IndexedSlices:
+        """Returns a few terms with the same sums, for Keras's own updates: `tf.IndexedSlices` in which rows repeat.
+
+        For squares, k equal terms have the smallest sum of squares that k terms with this sum can have. The rest of the
+        sum of squares comes from ±δ in the first two of them. For sizes, two terms are always enough.
+        """
+        values, terms = self.values, tf.maximum(self.terms, 0)
+        rows = self.total.indices if isinstance(self.total, tf.IndexedSlices) else tf.range(tf.shape(values)[0])
+        others = list(range(1, values.shape.rank))
+        if self.kind.degree == 1:
+            counts = tf.fill(tf.shape(rows), 2)
+        else:
+            needed = tf.math.ceil(tf.math.divide_no_nan(tf.square(values), terms) * (1 - 1e-5))
+            single = tf.reduce_all(tf.abs(terms - tf.square(values)) <= 1e-6 * terms, axis=others)
+            counts = tf.where(single, 1, tf.maximum(tf.cast(tf.reduce_max(needed, axis=others), tf.int32), 2))
+        source = tf.repeat(tf.range(tf.size(rows)), counts)
+        number = tf.range(tf.size(source)) - tf.gather(tf.cumsum(counts, exclusive=True), source)
+        shape = tf.concat([[-1], tf.ones([len(others)], tf.int32)], axis=0)
+        sign = tf.cast(tf.gather([1, -1, 0], tf.minimum(number, 2)), values.dtype)
+        count = tf.cast(tf.reshape(counts, shape), values.dtype)
+        mean = values / count
+        if self.kind.degree == 1:
+            spread = terms / 2  # at least half of the sum: the terms have different signs
+        else:
+            spread = tf.where(count > 1, tf.sqrt(tf.maximum(terms - tf.square(values) / count, 0) / 2), 0.0)
+        repeated = tf.gather(mean, source) + tf.reshape(sign, shape) * tf.gather(spread, source)
+        return tf.IndexedSlices(repeated, tf.gather(rows, source), self._shape())
+
+    def _shape(self) -> tf.Tensor:
+        return self.total.dense_shape if isinstance(self.total, tf.IndexedSlices) else tf.shape(self.values)
+
+
+def summed_terms(slices: tf.IndexedSlices, kind: Terms, rows: int | tf.Tensor) -> SummedTerms:
+    """Sums the terms of the rows of a table, or of what has been fetched of it.
+
+    Args:
+        slices: the terms.
+        kind: what the update takes of each of them.
+        rows: the number of rows.
+    """
+    values = [slices.values, kind.of(slices.values)]
+    total, terms = (tf.math.unsorted_segment_sum(each, slices.indices, rows) for each in values)
+    return SummedTerms(total, terms, kind)
+
+
+def joined(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Returns the mean of gradients whose terms stay separate.
+
+    Args:
+        parts: the gradients of some batches.
+    """
+    values, indices = (tf.concat(each, axis=0) for each in zip(*((p.values, p.indices) for p in parts), strict=True))
+    return tf.IndexedSlices(values / tf.cast(len(parts), values.dtype), indices, parts[0].dense_shape)
