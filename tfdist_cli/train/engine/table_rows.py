@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from tfdist_cli.train.model.evaluation import ParameterReader
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
 from tfdist_cli.train.optimizers.apply import changed_by_rows
 from tfdist_cli.train.optimizers.kernels import rows_of
+from tfdist_cli.train.optimizers.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,16 @@ class Parameters:
     scope: ParameterScope
     rows: dict[int, tf.Tensor]
 
-    def gradients(self, found: list[Any], *, summed: bool) -> list[Any]:
+    def gradients(self, found: list[Any], *, summed: Container[int]) -> list[Any]:
         """Returns the gradients with respect to the parameters.
 
         Args:
             found: the gradients with respect to `values`.
-            summed: whether the gradients of a row that was looked up several times are summed.
+            summed: the indices of tables whose gradients of a row that was looked up several times are summed.
         """
-        return [self._of_table(each, self.rows[n], summed) if n in self.rows else each for n, each in enumerate(found)]
+        return [
+            self._of_table(each, self.rows[n], n in summed) if n in self.rows else each for n, each in enumerate(found)
+        ]
 
     @staticmethod
     def _of_table(found: Any, rows: tf.Tensor, summed: bool) -> Any:
@@ -67,7 +70,7 @@ class TableRows:
     def __init__(
         self, step: ModelStep, element_spec: Any, rules: Rules, *, batches: int = 1, gathers: bool = False
     ) -> None:
-        self._step, self._batches = step, batches
+        self._step, self._element_spec, self._batches = step, element_spec, batches
         possible = (gathers or not tf.config.list_logical_devices("GPU")) and rules.optimized
         self._least: int | None = rules.embeddings.min_bytes if rules.embeddings and possible else None
         """The size in bytes from which rows of a table are read, updated or sent; None if all tables are whole."""
@@ -96,6 +99,16 @@ class TableRows:
             return False
         size = int(np.prod(table.shape)) * tf.as_dtype(table.dtype).size
         return size >= self._least and rows_are_cheaper(int(table.shape[0]), lookups, self._batches)
+
+    def terms(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> dict[int, Terms]:
+        """Returns what an update takes of each term of the gradients that have some, see `ModelStep.terms`."""
+        return self._step.terms(self._element_spec, optimizer, variables)
+
+    def summed(self) -> set[int]:
+        """Returns the indices of the tables of whose gradients an update takes the sums over a row's lookups alone."""
+        if not self:
+            return set()
+        return set(self._tables.parameter_indices) - set(self._step.terms(self._element_spec))
 
     def evaluation_reader(self) -> ParameterReader:
         """Returns a function that reads the parameters for test steps; all but rows of tables are read now.

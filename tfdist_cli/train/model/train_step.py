@@ -45,6 +45,8 @@ from tfdist_cli.train.model.own_step.optimizers import (
 )
 from tfdist_cli.train.model.rng.unseeded import UnseededDraws
 from tfdist_cli.train.model.trace.step_trace import StepTrace
+from tfdist_cli.train.optimizers.apply import terms_taken
+from tfdist_cli.train.optimizers.terms import Terms
 from tfdist_cli.train.tf_compat import keras_model
 from tfdist_cli.train.tf_compat.functions import functions_inlined
 from tfdist_cli.train.tf_compat.op_errors import is_from_users_code
@@ -410,6 +412,29 @@ class ModelStep:
             The indices, each with the number of lookups; None if it differs from batch to batch.
         """
         return self._traced(element_spec).lookups
+
+    def terms(
+        self,
+        element_spec: Any,
+        optimizer: Optimizer | None = None,
+        variables: Sequence[keras.Variable] | None = None,
+    ) -> dict[int, Terms]:
+        """Returns what an update takes of each term of the gradients that have some, see `terms_taken`.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+            optimizer: the optimizer of the update; None for the step's.
+            variables: those that it updates; None for the parameters.
+
+        Returns:
+            For the indices in `variables` of those of which an update may look up a row several times.
+        """
+        variables = self.parameters if variables is None else variables
+        taken = terms_taken(optimizer or self.optimizer, variables)
+        if not taken:
+            return {}
+        repeating = {id(self.parameters[index]) for index in self._traced(element_spec).repeating}
+        return {index: kind for index, kind in taken.items() if id(variables[index]) in repeating}
 
     def graph(self, element_spec: Any) -> tf.Graph:
         """Returns the graph of a train step, without the update.

@@ -200,6 +200,14 @@ def terms_taken(optimizer: keras.optimizers.Optimizer, parameters: Sequence[kera
     return found
 
 
+def takes_sums_of_terms(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether `fused` updates take sums of terms: nothing in Keras's `apply` changes the gradients before."""
+    inner = leaf_optimizers(optimizer)
+    changes = any(each.clipnorm or each.global_clipnorm or each.clipvalue for each in inner)
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return not (changes or scales) and all(fused_update_of(each) is not None for each in inner)
+
+
 def mark_changes(
     optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], parameters: Sequence[keras.Variable]
 ) -> None:

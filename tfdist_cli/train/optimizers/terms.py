@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -112,6 +113,28 @@ def summed_terms(slices: tf.IndexedSlices, kind: Terms, rows: int | tf.Tensor) -
     values = [slices.values, kind.of(slices.values)]
     total, terms = (tf.math.unsorted_segment_sum(each, slices.indices, rows) for each in values)
     return SummedTerms(total, terms, kind)
+
+
+def whole_table(rows: tf.IndexedSlices | SummedTerms) -> tf.Tensor | SummedTerms:
+    """Returns the gradient of a whole table from that of some rows."""
+    if not isinstance(rows, SummedTerms):
+        return tf.convert_to_tensor(rows)
+    total, terms = rows.total, rows.terms
+    if not isinstance(total, tf.IndexedSlices):
+        return rows
+    terms = tf.IndexedSlices(terms, total.indices, total.dense_shape)
+    return SummedTerms(tf.convert_to_tensor(total), tf.convert_to_tensor(terms), rows.kind)
+
+
+def tensors_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the tensors of gradients: of each its values, and the sums of terms."""
+    found = []
+    for each in gradients:
+        if isinstance(each, SummedTerms):
+            found += [each.values, each.terms]
+        elif each is not None:
+            found.append(each.values if isinstance(each, tf.IndexedSlices) else each)
+    return found
 
 
 def joined(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:

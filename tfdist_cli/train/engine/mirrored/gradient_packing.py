@@ -6,7 +6,7 @@ long to sum, and while the backward pass runs, no core is idle that could sum th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,18 @@ class GradientPacking:
         shapes: the parameters' shapes.
         wire: the type in which float32 and float64 gradients cross; `float32` leaves both unchanged.
         packed: whether the gradients of a type cross as one tensor.
+        squares: the indices of those that are sums of squares, for which float16 has no range.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]], wire: WireType, *, packed: bool = True) -> None:
-        self._packed = packed
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        wire: WireType,
+        *,
+        packed: bool = True,
+        squares: Container[int] = (),
+    ) -> None:
+        self._packed, self._squares = packed, squares
         self._shapes = [tuple(shape) for shape in shapes]
         self._wire = None if wire == "float32" else tf.as_dtype(wire)
 
@@ -52,11 +60,12 @@ class GradientPacking:
         groups: dict[Any, list[int]] = {}
         for n, gradient in enumerate(dense):
             if gradient is not None:
-                groups.setdefault(gradient.dtype if self._packed else n, []).append(n)
+                types = gradient.dtype, self._wire_type(n, gradient.dtype)
+                groups.setdefault(types if self._packed else n, []).append(n)
         for members in groups.values():
             dtype = dense[members[0]].dtype
             sizes = [int(np.prod(self._shapes[n])) for n in members]
-            rounded = [self._rounded(dense[n]) for n in members]
+            rounded = [tf.cast(dense[n], self._wire_type(n, dtype)) for n in members]
             # The sizes stay static, also those of tables whose looked-up rows have become dense gradients.
             flat = [tf.reshape(each, [size]) for each, size in zip(rounded, sizes, strict=True)]
             summed = all_reduce(tf.concat(flat, axis=0))
@@ -69,14 +78,11 @@ class GradientPacking:
 
     def size(self, gradients: Sequence[Any]) -> int:
         """Bytes that a replica adds to the all-reduce of a step."""
-        given = [tf.as_dtype(each.dtype) for each in gradients if each is not None]
-        shapes = [shape for shape, each in zip(self._shapes, gradients, strict=True) if each is not None]
-        return sum(int(np.prod(shape)) * self._width(dtype) for shape, dtype in zip(shapes, given, strict=True))
+        given = [(n, tf.as_dtype(each.dtype)) for n, each in enumerate(gradients) if each is not None]
+        return sum(int(np.prod(self._shapes[n])) * int(self._wire_type(n, dtype).size) for n, dtype in given)
 
-    def _width(self, dtype: tf.DType) -> int:
-        return int(dtype.size if self._wire is None else min(dtype.size, self._wire.size))
-
-    def _rounded(self, flat: tf.Tensor) -> tf.Tensor:
-        if self._wire is None or flat.dtype.size <= self._wire.size:
-            return flat
-        return tf.cast(flat, self._wire)
+    def _wire_type(self, index: int, dtype: tf.DType) -> tf.DType:
+        """The type in which a gradient crosses."""
+        if self._wire is None or dtype.size <= self._wire.size:
+            return dtype
+        return dtype if self._wire == tf.float16 and index in self._squares else self._wire

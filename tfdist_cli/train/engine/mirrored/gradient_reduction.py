@@ -13,6 +13,7 @@ from tfdist_cli.train.engine.mirrored.gradient_packing import GradientPacking
 from tfdist_cli.train.engine.mirrored.row_packing import RowPacking, TableGradient
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.engine.table_rows import TableRows
+from tfdist_cli.train.optimizers.terms import SummedTerms, summed_terms, tensors_of, whole_table
 
 
 class GradientReduction:
@@ -28,27 +29,52 @@ class GradientReduction:
         self._collectives, self._rules, self._tables = collectives, rules, tables
 
     def summed(
-        self, gradients: list[Any], variables: list[keras.Variable], context: Any, timer: StepTimer
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: list[Any],
+        variables: list[keras.Variable],
+        context: Any,
+        timer: StepTimer,
     ) -> tuple[list[Any], tf.Tensor]:
-        """The gradients summed over all replicas, and whether they exceed the range of the wire's type."""
+        """The gradients summed over all replicas, and whether they exceed the range of the wire's type.
+
+        A sum is a tensor or, of tables of which rows are updated, `tf.IndexedSlices` with distinct rows. It is a
+        `SummedTerms` if the update takes more of the terms than their sum.
+        """
         if self._collectives.replicas == 1:
             return gradients, tf.constant(False)
+        sparse = [n for n, each in enumerate(gradients) if isinstance(each, tf.IndexedSlices)]
+        taken = self._tables.terms(optimizer, variables) if sparse else {}
+        kinds = {n: taken[n] for n in sparse if n in taken}
+        gather = self._collectives.gather
         tables = {
-            n: TableGradient(each, tuple(variable.shape), distinct=variable in self._tables)
-            for n, (each, variable) in enumerate(zip(gradients, variables, strict=True))
-            if isinstance(each, tf.IndexedSlices) and self._tables.pays(variable, each.values.shape[0])
+            n: TableGradient(
+                gradients[n],
+                tuple(variables[n].shape),
+                distinct=n not in kinds and variables[n] in self._tables,
+                terms=kinds.get(n),
+            )
+            for n in sparse
+            if gather and self._tables.pays(variables[n], gradients[n].values.shape[0])
         }
-        dense = [None if n in tables else each for n, each in enumerate(gradients)]
-        shapes = [variable.shape for variable in variables]
-        packing = GradientPacking(shapes, self._rules.wire, packed=self._rules.optimized)
+        dense: list[Any] = [None if n in tables else each for n, each in enumerate(gradients)]
+        whole = {n: summed_terms(dense[n], kinds[n], int(variables[n].shape[0])) for n in kinds if n not in tables}
+        dense = [whole[n].total if n in whole else each for n, each in enumerate(dense)]
+        dense += [each.terms for each in whole.values()]
+        shapes = [variable.shape for variable in [*variables, *(variables[n] for n in whole)]]
+        squares = range(len(variables), len(dense))
+        packing = GradientPacking(shapes, self._rules.wire, packed=self._rules.optimized, squares=squares)
         summed, overflow = packing.sums(dense, lambda value: self._collectives.all_reduce(value, context))
         sent: Any = packing.size(dense)
-        if tables and self._collectives.gather:
-            rows = RowPacking(self._rules.wire, self._collectives.gather)
+        for n, terms in zip(whole, summed[len(variables) :], strict=True):
+            summed[n] = SummedTerms(summed[n], terms, kinds[n])
+        del summed[len(variables) :]
+        if tables and gather:
+            rows = RowPacking(self._rules.wire, gather)
             for n, own in zip(tables, rows.sums(list(tables.values())), strict=True):
-                summed[n] = own if variables[n] in self._tables else tf.convert_to_tensor(own)
+                summed[n] = own if variables[n] in self._tables else whole_table(own)
             overflow |= rows.overflow
             sent += rows.bytes
         timer.add_bytes(lambda: {"reduced": sent})
-        timer.end("all_reduce", summed)
+        timer.end("all_reduce", tensors_of(summed))
         return summed, overflow

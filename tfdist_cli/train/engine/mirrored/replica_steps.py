@@ -20,9 +20,16 @@ from tfdist_cli.train.model.jit import compiles
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
-from tfdist_cli.train.optimizers.apply import leaf_optimizers, learning_rate_at, mark_changes, substituted
+from tfdist_cli.train.optimizers.apply import (
+    leaf_optimizers,
+    learning_rate_at,
+    mark_changes,
+    substituted,
+    takes_sums_of_terms,
+)
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
+from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import merges_at_once
 from tfdist_cli.train.tf_compat.functions import copied
@@ -104,6 +111,7 @@ class ReplicaSteps:
             bounds: where the replicas' examples begin in those of a step, if steps are timed for that; else empty.
         """
         step, context = self._step, tf.distribute.get_replica_context()
+        summed = self._tables.summed() if self.collectives.replicas > 1 else ()
         replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
         taken = StepsTaken(state, metrics)
         for number, batch in enumerate(batches):
@@ -115,7 +123,7 @@ class ReplicaSteps:
             result = step.train(
                 read.values, state, taken.metrics, _used_after(batch, begun), read.scope, update=updates.update
             )
-            result = replace(result, gradients=read.gradients(result.gradients, summed=self.collectives.replicas > 1))
+            result = replace(result, gradients=read.gradients(result.gradients, summed=summed))
             timer.end("compute", result.gradients)
             ended = [_time_of_one_number(result.gradients) for _ in begun]
             if not step.updates_within:
@@ -185,6 +193,14 @@ class ReplicaSteps:
         self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[keras.Variable]
     ) -> None:
         """Updates the replica's own copies, with gradients that are the same on all replicas."""
+        summed, given = self.collectives.replicas > 1, gradients
+        terms: dict[int, tf.Tensor] = {}
+        if self._rules.optimized and takes_sums_of_terms(optimizer):
+            pairs = list(zip(variables, gradients, strict=True))
+            terms = {id(variable): each.terms for variable, each in pairs if isinstance(each, SummedTerms)}
+            given = [each.total if isinstance(each, SummedTerms) else each for each in gradients]
+        else:
+            given = [each.repeated() if isinstance(each, SummedTerms) else each for each in gradients]
         with ExitStack() as within:
             accumulates = False
             for inner in leaf_optimizers(optimizer):
@@ -194,9 +210,9 @@ class ReplicaSteps:
                 within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
                 accumulates = accumulates or bool(inner.gradient_accumulation_steps)
                 if not accumulates and self._rules.optimized:
-                    within.enter_context(fused(inner, self._tables.variables, summed=self.collectives.replicas > 1))
-            optimizer.apply(gradients, variables)
-        mark_changes(optimizer, gradients, variables)
+                    within.enter_context(fused(inner, self._tables.variables, summed=summed, terms=terms))
+            optimizer.apply(given, variables)
+        mark_changes(optimizer, given, variables)
 
 
 class _Updates:
@@ -222,8 +238,8 @@ class _Updates:
         """Sums the gradients over all replicas, and makes an update."""
         # All replicas sum in the same order, although two updates of a step may not depend on each other.
         gradients = _used_after(gradients, self._before)
-        summed, overflow = self._steps.reduction.summed(gradients, variables, self._context, self._timer)
-        self._before = [each for each in summed if each is not None]
+        summed, overflow = self._steps.reduction.summed(optimizer, gradients, variables, self._context, self._timer)
+        self._before = tensors_of(summed)
         self.overflow |= overflow
         with self._timer.during("update"):
             self._steps.apply(optimizer, summed, variables)

@@ -269,7 +269,7 @@ class ModelParallelEngine:
                 result = weighted(part).train(parameters.values, own, metrics[replica], part.batch, parameters.scope)
                 order.end(_awaited(computed_in, result.gradients))
                 with self._stages.following():
-                    gradients = parameters.gradients(result.gradients, summed=False)
+                    gradients = parameters.gradients(result.gradients, summed=())
                     own = _where(part.counts, result.state, own)
                     metrics[replica] = _where(part.counts, result.metrics, metrics[replica])
                 examples = result.examples if part.examples is None else part.examples

@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.layers.dynamic_embedding import row_index_of
 from tfdist_cli.train.model.trace.additivity import adds_up, dependents, retained
+from tfdist_cli.train.model.trace.row_terms import rows_of_examples
 
 if TYPE_CHECKING:
     from tfdist_cli.train.model.train_step import ModelStep, Tensors
@@ -32,6 +34,7 @@ class StepTrace:
         untrained: the indices in the parameters of those without a gradient.
         lookups: the indices in the parameters of those whose gradients have only the rows that the batch looks up, each
             with the number of these; None if it differs from batch to batch.
+        repeating: those of them whose rows are values of the batch: an update may look up a row several times.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, *, training: bool = True) -> None:
@@ -40,6 +43,7 @@ class StepTrace:
         self.assigned: tuple[int, ...] = ()
         self.untrained: list[int] = []
         self.lookups: dict[int, int | None] = {}
+        self.repeating: set[int] = set()
         self._before: Tensors = []
         self._after: Tensors = []
         self._others: Tensors = []
@@ -62,6 +66,12 @@ class StepTrace:
                 index: gradient.values.shape[0]
                 for index, gradient in enumerate(result.gradients)
                 if isinstance(gradient, tf.IndexedSlices)
+            }
+            self.repeating = {
+                index
+                for index in self.lookups
+                if row_index_of(step.parameters[index]) is not None
+                or rows_of_examples(result.gradients[index].indices, flat)
             }
             return [result.loss, *result.state]
 
