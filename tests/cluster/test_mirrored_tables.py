@@ -1,4 +1,4 @@
-"""Mirrored workers that exchange rows of tables train as one process that adds up the gradients of each row."""
+"""Mirrored workers that exchange rows of tables train as one process that gets each gradient of a row by itself."""
 
 import numpy as np
 import pytest
@@ -14,6 +14,10 @@ RECIPES = (
     "adagrad",
     "momentum",
     "adam",
+    "rmsprop",
+    "norm",
+    "nadam",
+    "whole",
     "clipped",
     "averaged",
     "accumulation",
@@ -21,6 +25,8 @@ RECIPES = (
     "own",
     "xla",
     "on float16",
+    "adagrad on float16",
+    "whole adagrad on float16",
 )
 BATCH, STEPS = 8, 50
 
@@ -49,10 +55,10 @@ def results(request, module_cluster, tmp_path_factory):
 def test_rows_of_two_workers_equal_one_process_with_twice_the_batch(recipe, results):
     first, second, single = results
     worst = differences(first, single, f"rows {recipe}")
-    tolerance = 4 * 2.0**-11 if recipe == "on float16" else 1e-5
+    tolerance = 4 * 2.0**-11 if recipe.endswith("on float16") else 1e-5
     assert worst["variables"] < tolerance
-    assert worst["history"] < tolerance
+    assert worst["history"] < 2 * tolerance  # one example more or less of 400 is right
     assert differences(first, second, f"rows {recipe}")["variables"] == 0
-    exchanges = {"tied": 0, "own": 2 * STEPS}.get(recipe, STEPS)
+    exchanges = {"tied": 0, "own": 2 * STEPS}.get(recipe, 0 if recipe.startswith("whole") else STEPS)
     assert first[f"rows {recipe}/gathers"] == exchanges  # fewer if the optimizations were given up
     assert not single[f"rows {recipe}/gathers"]

@@ -29,19 +29,12 @@ IDS = random.integers(0, 60, (480, 3)).astype(np.int32)
 optimizers, layers = keras.optimizers, keras.layers
 
 
-class Multiplied(layers.Embedding):
-    """Looks rows up by a product, whose gradient is dense: then plain Keras, too, adds up the occurrences of a row."""
-
-    def call(self, inputs):
-        return keras.ops.one_hot(inputs, self.input_dim) @ self.embeddings
-
-
 class Tied(layers.Layer):
     """A table that is also read whole."""
 
     def __init__(self):
         super().__init__()
-        self.table = (layers.Embedding if in_cluster else Multiplied)(60, 4, name="tied")
+        self.table = layers.Embedding(60, 4, name="tied")
 
     def build(self, shape):
         self.table.build(shape)
@@ -51,11 +44,11 @@ class Tied(layers.Layer):
 
 
 def looked_up():
-    """Two tables, one of them looked up twice."""
-    table = layers.Embedding if in_cluster else Multiplied
+    """Three tables, one of them looked up twice, and one by positions."""
     ids = keras.Input((3,), dtype="int32")
-    shared = table(60, 4, name="shared")
-    wide = table(70, 4, name="other")(ids[:, 2:] + 10)
+    shared = layers.Embedding(60, 4, name="shared")
+    wide = layers.Embedding(70, 4, name="other")(ids[:, 2:] + 10)
+    wide += layers.Embedding(80, 4, name="positions")(keras.ops.arange(3)[1:2])
     looked = [layers.Flatten()(each) for each in (shared(ids), shared(ids[:, :1]), wide)]
     return keras.Model(ids, layers.Dense(3)(layers.Concatenate()(looked)))
 
@@ -130,6 +123,12 @@ RECIPES = {
     "plain on float16": lambda: (optimizers.Adam(0.01), plain),
     "rows sgd": lambda: (optimizers.SGD(0.1), looked_up),
     "rows adagrad": lambda: (optimizers.Adagrad(0.1), looked_up),
+    "rows rmsprop": lambda: (optimizers.RMSprop(0.01, momentum=0.5), looked_up),
+    "rows norm": lambda: (optimizers.Adam(0.01, clipnorm=0.1), looked_up),
+    "rows nadam": lambda: (optimizers.Nadam(0.01), looked_up),
+    "rows whole": lambda: (optimizers.Adam(0.01), looked_up),
+    "rows whole adagrad on float16": lambda: (optimizers.Adagrad(0.1), looked_up),
+    "rows adagrad on float16": lambda: (optimizers.Adagrad(0.1), looked_up),
     "rows momentum": lambda: (optimizers.SGD(0.1, momentum=0.9), looked_up),
     "rows adam": lambda: (optimizers.Adam(0.01), looked_up),
     "rows clipped": lambda: (optimizers.Adagrad(0.1, global_clipnorm=0.1, weight_decay=0.01), looked_up),
@@ -147,6 +146,9 @@ RULES = {
     "plain on bfloat16": {"wire": "bfloat16"},
     "plain on float16": {"wire": "float16"},
     "rows on float16": {"wire": "float16"},
+    "rows adagrad on float16": {"wire": "float16"},
+    "rows whole": {"embeddings": None},
+    "rows whole adagrad on float16": {"wire": "float16", "embeddings": None},
     "rows xla": {"jit": True},
 }
 
@@ -195,8 +197,8 @@ for name in names:
     history = tfdist.fit(
         model, looked_up_data if rows else data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2,
         validation_data=((IDS if rows else X)[:61], Y[:61]),
-        share="copy" if batch == len(X) else "split", **RULES.get(name, {}),
-        **({"embeddings": tfdist.EmbeddingRule(min_bytes=0)} if rows else {}),
+        share="copy" if batch == len(X) else "split",
+        **({"embeddings": tfdist.EmbeddingRule(min_bytes=0)} if rows else {}) | RULES.get(name, {}),
     )  # fmt: skip
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()
