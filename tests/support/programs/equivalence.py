@@ -8,6 +8,7 @@ any worker, and asynchronous workers are made to take turns.
 
 import os
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -193,12 +194,13 @@ for name in names:
     if name == "frozen":
         for variable in model.trainable_variables:
             variable.trainable = False
+    rules: dict[str, Any] = RULES.get(name, {})  # type: ignore[assignment]
     # The validation data has 61 examples, so that no number of workers divides it.
     history = tfdist.fit(
         model, looked_up_data if rows else data, epochs=2, steps_per_epoch=STEPS // 2, steps_per_execution=2,
         validation_data=((IDS if rows else X)[:61], Y[:61]),
         share="copy" if batch == len(X) else "split",
-        **({"embeddings": tfdist.EmbeddingRule(min_bytes=0)} if rows else {}) | RULES.get(name, {}),
+        **({"embeddings": tfdist.EmbeddingRule(min_bytes=0), **rules} if rows else rules),
     )  # fmt: skip
     for number, variable in enumerate([*model.variables, *model.optimizer.variables]):
         written[f"{name}/{number:02}/{variable.path}"] = variable.numpy()

@@ -118,6 +118,8 @@ OPTIMIZERS = {
     "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: optimizers.Adam(0.01),
     "adagrad": lambda: optimizers.Adagrad(0.1),
+    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "normed": lambda: optimizers.Adam(0.01, clipnorm=0.1),
     "decaying": lambda: optimizers.SGD(0.1, weight_decay=0.1),
     "nadam decaying": lambda: optimizers.Nadam(0.01, weight_decay=1.0),
     "clipped": lambda: optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1),

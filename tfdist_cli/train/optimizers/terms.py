@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist_cli.train.variables.sharding import Gradient, split_rows
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -135,6 +137,21 @@ def tensors_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
         elif each is not None:
             found.append(each.values if isinstance(each, tf.IndexedSlices) else each)
     return found
+
+
+def split_gradient(gradient: Any, shards: Sequence[Any], kind: Terms | None) -> Gradient:
+    """Splits the gradient of a whole variable into those of its shards.
+
+    Args:
+        gradient: a tensor, or `tf.IndexedSlices` whose rows may repeat.
+        shards: the variables that store the variable.
+        kind: what the update takes of each term, if it has terms.
+    """
+    if kind is None or not isinstance(gradient, tf.IndexedSlices):
+        return split_rows(tf.convert_to_tensor(gradient), shards)
+    whole = summed_terms(gradient, kind, sum(int(shard.shape[0]) for shard in shards))
+    pairs = zip(split_rows(whole.values, shards), split_rows(whole.terms, shards), strict=True)
+    return [SummedTerms(total, terms, kind) for total, terms in pairs]
 
 
 def joined(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:

@@ -25,8 +25,9 @@ from tfdist_cli.train.model.train_step import ModelStep, Tensors
 from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
+from tfdist_cli.train.optimizers.terms import Terms, split_gradient
 from tfdist_cli.train.tf_compat.coordinator import concrete_on, failure_of, is_dead
-from tfdist_cli.train.variables.sharding import Gradient, assign, parts, split_rows
+from tfdist_cli.train.variables.sharding import Gradient, assign, parts
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1
@@ -40,6 +41,7 @@ class ParameterServerContext:
 
     Args:
         step: the model's pure functions.
+        element_spec: the `tf.TypeSpec`s of a worker's batch.
         coordinator: TensorFlow's.
         workers: TensorFlow's workers, in order; those of an elastic cluster change.
         rules: how gradients become updates.
@@ -55,6 +57,7 @@ class ParameterServerContext:
     """
 
     step: ModelStep
+    element_spec: Any
     coordinator: Any
     workers: Workers
     rules: Rules
@@ -91,10 +94,19 @@ class ParameterServerContext:
             gradients: one for each variable, whole: a tensor or a `tf.IndexedSlices`.
             variables: the variables.
         """
-        whole = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        given = [split_rows(each, parts(variable)) for each, variable in zip(whole, variables, strict=True)]
+        terms = self.terms(optimizer, variables)
+        given = [
+            split_gradient(gradient, parts(variable), terms.get(n))
+            for n, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        ]
         with nullcontext() if self.rules.optimized else kernels_disabled():
             return apply(optimizer, given, variables, self.rate)
+
+    def terms(
+        self, optimizer: Optimizer | None = None, variables: Sequence[keras.Variable] | None = None
+    ) -> dict[int, Terms]:
+        """Returns what an update takes of each term of the gradients that have some, see `ModelStep.terms`."""
+        return self.step.terms(self.element_spec, optimizer, variables)
 
     def assigned_of(self, state: Sequence[Any]) -> list[Any]:
         """Selects from items, one for each state variable, those of the variables that a step assigns."""

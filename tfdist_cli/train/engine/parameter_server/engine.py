@@ -140,13 +140,16 @@ class ParameterServerEngine:
         min_bytes = rules.embeddings.min_bytes if rows and rules.embeddings else None
         tables = EmbeddingTables(step, element_spec, min_bytes)
         scope = worker_device_scope()
+        own_terms = rules.updates.local_steps > 1 or rules.updates.delay_compensation or step.updates_within
+        terms = {} if own_terms else step.terms(element_spec)
         context = ParameterServerContext(
             step,
+            element_spec,
             self._coordinator,
             self._workers,
             rules,
             tables,
-            Transport(parameters, tables.parameter_indices, rules.wire, scope, packed=rules.optimized),
+            Transport(parameters, tables.parameter_indices, rules.wire, scope, packed=rules.optimized, terms=terms),
             seeds,
             {index: retained[index] for index in seeds.exclude(tuple(retained))},
             MetricTotals(step),

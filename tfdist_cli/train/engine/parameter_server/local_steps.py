@@ -13,7 +13,7 @@ gradients had arrived there one after the other. For sums, such as Adagrad's, β
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from tfdist_cli.train.optimizers.apply import (
 )
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import Slot, fused_update_of, row_lock, why_no_kernel
+from tfdist_cli.train.optimizers.terms import SummedTerms, Terms, split_gradient
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read, local_variable
 from tfdist_cli.train.variables.changed_rows import marked
@@ -79,6 +80,7 @@ class LocalSteps:
         tables: the indices of those that are looked up.
         transport: moves the parameters between workers and ps.
         rate: scales the optimizer's learning rate.
+        terms: what updates take of each term of a gradient, by the index of the parameter.
 
     Raises:
         TrainingError: the optimizer's updates are computed by Keras, or may be skipped.
@@ -91,6 +93,7 @@ class LocalSteps:
         tables: Sequence[int],
         transport: Transport,
         rate: RateScaling | None,
+        terms: Mapping[int, Terms] | None = None,
     ) -> None:
         if optimizer is not innermost(optimizer):
             raise TrainingError(
@@ -106,7 +109,7 @@ class LocalSteps:
                 hint="use another optimizer, or updates: {push_every: N}, which exchanges as seldom",
             )
         self._optimizer, self._parameters, self._tables = optimizer, parameters, tables
-        self._fused, self._rate, self._transport = fused, rate, transport
+        self._fused, self._rate, self._transport, self._terms = fused, rate, transport, terms or {}
         count = len(fused.slots)
         # Always in their own type: float16 has no range for squares of gradients.
         self._slot_transport = Transport(
@@ -216,14 +219,19 @@ class LocalSteps:
         """A parameter's gradient, each row of a table once; counts the update."""
         if gradient is None:
             return None
+        kind = self._terms.get(parameter)
         if parameter not in self._tables:
             copy.update_counts[parameter] += 1
-            return [tf.convert_to_tensor(gradient)]
+            return split_gradient(gradient, copy.variables[parameter].shards, kind)
         shape = tf.shape(copy.pulled.values[parameter])
         rows, indices = tf.unique(gradient.indices)
-        summed = tf.math.unsorted_segment_sum(gradient.values, indices, tf.size(rows))
         copy.update_counts[parameter] += tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, shape[0])
-        return [tf.IndexedSlices(summed, rows, shape)]
+
+        def summed(values: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(values, indices, tf.size(rows))
+
+        total = tf.IndexedSlices(summed(gradient.values), rows, shape)
+        return [total if kind is None else SummedTerms(total, summed(kind.of(gradient.values)), kind)]
 
 
 def _is_unchanged(count: Any) -> bool:

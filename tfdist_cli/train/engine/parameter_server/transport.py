@@ -2,8 +2,9 @@
 
 Every tensor that crosses the network costs a request, whatever its size. So a ps packs the values of its variables
 of one type, a bucket, into one tensor before they leave, the looked-up rows of its tables among them. It receives the
-gradients of a bucket in one tensor, too. A large variable is a bucket of its own: to copy it into the packed tensor and
-out of it takes longer than a request, and it can be used, or applied, before the others have arrived.
+gradients of a bucket in one tensor, too, among them the sums of terms that updates take, see `optimizers/terms.py`. A
+large variable is a bucket of its own: to copy it into the packed tensor and out of it takes longer than a request, and
+it can be used, or applied, before the others have arrived.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tensorflow as tf
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.model.train_step import Tensors
+from tfdist_cli.train.optimizers.terms import SummedTerms, Terms
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 LARGE_BYTES = 2 << 20
@@ -71,12 +73,28 @@ class Bucket:
         dtype: the type.
         dense: the shards of variables that cross whole.
         tables: the shards of tables, of which only looked-up rows cross.
+        terms: what updates take of each term of a gradient, by the index of the parameter.
     """
 
     device: str
     dtype: tf.DType
     dense: list[VariableShard] = field(default_factory=list)
     tables: list[VariableShard] = field(default_factory=list)
+    terms: Mapping[int, Terms] = field(default_factory=dict)
+
+    def with_terms(self, shards: Sequence[VariableShard]) -> list[VariableShard]:
+        """Returns those of some shards whose gradients have terms."""
+        return [shard for shard in shards if shard.parameter in self.terms]
+
+    @property
+    def sent_rows(self) -> list[VariableShard]:
+        """The table shards of which values are pushed: each for its gradient, and again for the sums of terms."""
+        return [*self.tables, *self.with_terms(self.tables)]
+
+    @property
+    def sent_whole(self) -> list[VariableShard]:
+        """The other shards of which values are pushed."""
+        return [*self.dense, *self.with_terms(self.dense)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +119,8 @@ class PushedGradients:
     """A worker's gradients on the ps.
 
     Args:
-        packed: for each bucket the gradients of its variables, packed, those of tables first.
+        packed: for each bucket the gradients of its variables, packed: those of tables and the sums of their terms,
+            then those of other variables and the sums of their terms.
         rows: for each bucket and table shard the numbers of the rows.
         piggyback: the numbers that have crossed with them, float64.
     """
@@ -134,6 +153,7 @@ class Transport:
         device_scope: where workers compute; values are packed and unpacked there.
         packed: whether the small variables and the tables of one type on one ps are one bucket; otherwise each is a
             bucket of its own.
+        terms: what updates take of each term of a gradient, by the index of the parameter.
     """
 
     def __init__(
@@ -144,8 +164,10 @@ class Transport:
         device_scope: DeviceScope = nullcontext,
         *,
         packed: bool = True,
+        terms: Mapping[int, Terms] | None = None,
     ) -> None:
         self._tables = list(tables)
+        self.terms = dict(terms or {})
         self.device_scope = device_scope
         self._wire_dtype = None if dtype == "float32" else tf.as_dtype(dtype)
         self.shards = [_shards(index, variable) for index, variable in enumerate(parameters)]
@@ -153,7 +175,7 @@ class Transport:
         for shard in (each for own in self.shards for each in own):
             owner, is_table = (shard.variable.device, shard.variable.dtype), shard.parameter in self._tables
             alone = not packed or (shard.is_large and not is_table)
-            bucket = buckets.setdefault((owner, shard.key if alone else None), Bucket(*owner))
+            bucket = buckets.setdefault((owner, shard.key if alone else None), Bucket(*owner, terms=self.terms))
             (bucket.tables if is_table else bucket.dense).append(shard)
         self.buckets = list(buckets.values())
 
@@ -189,7 +211,7 @@ class Transport:
             rows.append(numbers)
             sent.append(packed)
             with self.device_scope():
-                unpacked = self._unpacked(on_wire, counts, bucket, whole)
+                unpacked = _unpacked(tf.cast(on_wire, bucket.dtype), counts, bucket.tables, whole)
             for shard, part in zip(bucket.tables + whole, unpacked, strict=True):
                 arrived[shard.key] = part
         values = []
@@ -222,17 +244,21 @@ class Transport:
 
     def _pushed(self, gradients: Sequence[Any], pulled: Pulled, piggyback: Piggyback | None) -> PushedGradients:
         by_shard: dict[tuple[int, int], tf.Tensor] = {}
+        terms: dict[tuple[int, int], tf.Tensor] = {}
         for parameter, shards in enumerate(self.shards):
             is_table = parameter in self._tables
             counts = [pulled.counts.get(shard.key) for shard in shards]
-            gradient = dense(gradients[parameter], pulled.values[parameter], counts if is_table else None)
-            own = [gradient]
-            if len(shards) > 1:
-                own = tf.split(gradient, counts if is_table else [shard.shape[0] for shard in shards])
-            by_shard |= {shard.key: part for shard, part in zip(shards, own, strict=True)}
+            sizes = counts if is_table else [shard.shape[0] for shard in shards]
+            value, found = pulled.values[parameter], gradients[parameter]
+            by_shard |= _by_shard(shards, dense(found, value, counts if is_table else None), sizes)
+            if parameter in self.terms:
+                terms |= _by_shard(shards, self._terms_of(parameter, found, value), sizes)
         packed, arrived = [], None
         for index, bucket in enumerate(self.buckets):
-            pieces = [by_shard[shard.key] for shard in bucket.tables + bucket.dense]
+            pieces = [by_shard[shard.key] for shard in bucket.tables]
+            pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.tables)]
+            pieces += [by_shard[shard.key] for shard in bucket.dense]
+            pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.dense)]
             if piggyback is not None and piggyback.bucket == index:
                 pieces = [self._rounded(piece) for piece in pieces]
                 on_wire = _packed([*pieces, tf.bitcast(piggyback.numbers, pieces[0].dtype)])
@@ -244,6 +270,16 @@ class Transport:
                 packed.append(tf.cast(on_wire, bucket.dtype))
         return PushedGradients(packed, pulled.rows, arrived)
 
+    def _terms_of(self, parameter: int, gradient: Any, value: tf.Tensor) -> tf.Tensor:
+        """What the update takes of the terms of a gradient, as it crosses: rounded, it is a root."""
+        kind = self.terms[parameter]
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.IndexedSlices(kind.of(gradient.values), gradient.indices)
+            found = dense(gradient, value)
+        else:
+            found = kind.of(dense(gradient, value))
+        return kind.root(found) if self._wire_dtype else found
+
     def sizes(self, lookup: Lookup) -> dict[str, tf.Tensor]:
         """Bytes that a pull brings to a worker, `pulled`, and that it and a push send to the ps, `pushed`.
 
@@ -251,17 +287,20 @@ class Transport:
             lookup: the looked-up rows of tables.
         """
         values, numbers = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+        terms = tf.constant(0, tf.int64)
         for (parameter, index), rows in self._by_shard(lookup).items():
             shard = self.shards[parameter][index]
             width = int(np.prod(shard.shape[1:])) * self._width(shard.variable.dtype)
             count = tf.cast(rows.count, tf.int64)
             values += count * width
+            terms += count * width if parameter in self.terms else 0
             numbers += count * (tf.int64 if rows.on_ps else tf.int32).size  # ids, or numbers of rows
         for bucket in self.buckets:
             values += sum(shard.size for shard in bucket.dense) * self._width(bucket.dtype)
+            terms += sum(shard.size for shard in bucket.with_terms(bucket.dense)) * self._width(bucket.dtype)
             if len(bucket.tables) > 1:
                 numbers += len(bucket.tables) * tf.int32.size  # how many rows each table shard has
-        return {"pulled": values, "pushed": values + numbers}
+        return {"pulled": values, "pushed": values + terms + numbers}
 
     def compensated(self, pushed: PushedGradients, pulled: Pulled, factor: float) -> PushedGradients:
         """Compensates gradients for the changes of the parameters since they were pulled.
@@ -292,19 +331,37 @@ class Transport:
         for number, bucket in enumerate(self.buckets):
             with tf.device(bucket.device):
                 packed = [each.packed[number] for each in pushed]
-                if not bucket.tables:
+                rooted = self._wire_dtype is not None and bool(bucket.with_terms(bucket.dense))
+                if not (bucket.tables or rooted):
                     packed = [_mean(packed)]  # before it is unpacked: one pass over it, not one for each shard
-                counts = [[tf.size(own) for own in each.rows[number]] for each in pushed]
-                more = number == piggyback_bucket
-                unpacked = [
-                    self._unpacked(*each, bucket, bucket.dense, more) for each in zip(packed, counts, strict=False)
+                of_each = [
+                    self._of_bucket(bucket, own, each.rows[number], more=number == piggyback_bucket)
+                    for own, each in zip(packed, pushed, strict=False)
                 ]
-                for index, shard in enumerate(bucket.tables):
-                    numbers = [each.rows[number][index] for each in pushed]
-                    values = [parts[index] for parts in unpacked]
-                    found[shard.parameter][shard.index] = _mean_of_rows(values, numbers, shard.shape)
-                for index, shard in enumerate(bucket.dense, len(bucket.tables)):
-                    found[shard.parameter][shard.index] = _mean([parts[index] for parts in unpacked])
+                for shard in [*bucket.tables, *bucket.dense]:
+                    own = [each[shard.key] for each in of_each]
+                    found[shard.parameter][shard.index] = _mean_of(own, len(pushed))
+        return found
+
+    def _of_bucket(
+        self, bucket: Bucket, packed: tf.Tensor, rows: Tensors, *, more: bool
+    ) -> dict[tuple[int, int], tf.Tensor | tf.IndexedSlices | SummedTerms]:
+        """Unpacks a worker's gradients of a bucket; returns them by `VariableShard.key`."""
+        numbers = {shard.key: own for shard, own in zip(bucket.tables, rows, strict=True)}
+        counts = [tf.size(numbers[shard.key]) for shard in bucket.sent_rows]
+        unpacked = iter(
+            _unpacked(tf.cast(packed, bucket.dtype), counts, bucket.sent_rows, bucket.sent_whole, more=more)
+        )
+        found: dict[tuple[int, int], Any] = {}
+        for shards in (bucket.tables, bucket.dense):
+            for shard in shards:
+                found[shard.key] = value = next(unpacked)
+                if shard.key in numbers:
+                    found[shard.key] = tf.IndexedSlices(value, numbers[shard.key], tf.constant(shard.shape))
+            for shard in bucket.with_terms(shards):
+                kind, terms = bucket.terms[shard.parameter], next(unpacked)
+                terms = kind.of(terms) if self._wire_dtype else terms
+                found[shard.key] = SummedTerms(found[shard.key], terms, kind)
         return found
 
     def _by_shard(self, lookup: Lookup | None) -> dict[tuple[int, int], LookedUpRows]:
@@ -318,35 +375,6 @@ class Transport:
             return [tf.identity(own) for own in wanted]
         return tf.split(wanted[: -len(counts)], wanted[-len(counts) :], num=len(counts))
 
-    def _unpacked(
-        self,
-        packed: tf.Tensor,
-        counts: list[tf.Tensor],
-        bucket: Bucket,
-        whole: list[VariableShard],
-        more: bool = False,
-    ) -> Tensors:
-        """The values of a bucket's shards; if there are more numbers behind them, they are left out."""
-        packed = tf.cast(packed, bucket.dtype)
-        shapes = [(-1, *shard.shape[1:]) for shard in bucket.tables] + [shard.shape for shard in whole]
-        sizes: Any = [shard.size for shard in whole]
-        widths = [int(np.prod(shard.shape[1:])) for shard in bucket.tables]
-        if len(shapes) < 2:
-            parts = [packed]
-        elif len(set(widths)) == 1:
-            # Rows of one width are split as rows, and those of one table not at all: so they need not be copied.
-            total = tf.add_n(counts) * widths[0]
-            rows, rest = tf.reshape(packed[:total], [-1, widths[0]]), packed[total:]
-            parts = tf.split(rows, tf.stack(counts), num=len(counts)) if len(counts) > 1 else [rows]
-            parts += tf.split(rest, [*sizes, -1] if more else sizes) if sizes or more else []
-        else:
-            if counts:
-                sizes = tf.concat([tf.stack(counts) * widths, tf.constant(sizes, tf.int32)], axis=0)
-            if more:
-                sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
-            parts = tf.split(packed, sizes, num=len(shapes) + more)
-        return [tf.reshape(part, shape) for part, shape in zip(parts[: len(shapes)], shapes, strict=True)]
-
     def _width(self, dtype: tf.DType) -> int:
         return int((self._wire_dtype or dtype).size)
 
@@ -358,10 +386,47 @@ def _shards(parameter: int, variable: keras.Variable) -> list[VariableShard]:
     return [VariableShard(parameter, index, part) for index, part in enumerate(parts(variable))]
 
 
+def _by_shard(
+    shards: Sequence[VariableShard], value: tf.Tensor, sizes: Sequence[Any]
+) -> dict[tuple[int, int], tf.Tensor]:
+    """Splits a value of a parameter, of which each shard has some rows; returns it by `VariableShard.key`."""
+    each = tf.split(value, sizes) if len(shards) > 1 else [value]
+    return {shard.key: part for shard, part in zip(shards, each, strict=True)}
+
+
 def _read(dense: Sequence[VariableShard], tables: Sequence[VariableShard], numbers: Tensors) -> tf.Tensor:
     """Packs rows of tables, by their numbers, and whole variables."""
     rows = [_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True)]
     return _packed([*rows, *(tf.convert_to_tensor(shard.variable) for shard in dense)])
+
+
+def _unpacked(
+    packed: tf.Tensor,
+    counts: list[tf.Tensor],
+    tables: Sequence[VariableShard],
+    whole: Sequence[VariableShard],
+    *,
+    more: bool = False,
+) -> Tensors:
+    """The values of table shards, by how many rows they have, and of others; more numbers behind them are left out."""
+    shapes = [(-1, *shard.shape[1:]) for shard in tables] + [shard.shape for shard in whole]
+    sizes: Any = [shard.size for shard in whole]
+    widths = [int(np.prod(shard.shape[1:])) for shard in tables]
+    if len(shapes) < 2:
+        parts = [packed]
+    elif len(set(widths)) == 1:
+        # Rows of one width are split as rows, and those of one table not at all: so they need not be copied.
+        total = tf.add_n(counts) * widths[0]
+        rows, rest = tf.reshape(packed[:total], [-1, widths[0]]), packed[total:]
+        parts = tf.split(rows, tf.stack(counts), num=len(counts)) if len(counts) > 1 else [rows]
+        parts += tf.split(rest, [*sizes, -1] if more else sizes) if sizes or more else []
+    else:
+        if counts:
+            sizes = tf.concat([tf.stack(counts) * widths, tf.constant(sizes, tf.int32)], axis=0)
+        if more:
+            sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
+        parts = tf.split(packed, sizes, num=len(shapes) + more)
+    return [tf.reshape(part, shape) for part, shape in zip(parts[: len(shapes)], shapes, strict=True)]
 
 
 def _last_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
@@ -403,9 +468,37 @@ def _mean(values: Tensors) -> tf.Tensor:
     return values[0] if len(values) == 1 else tf.add_n(values) * tf.cast(1 / len(values), values[0].dtype)
 
 
-def _mean_of_rows(values: Tensors, numbers: Tensors, shape: tuple[int, ...]) -> tf.IndexedSlices:
-    if len(values) == 1:
-        return tf.IndexedSlices(values[0], numbers[0], tf.constant(shape))
-    rows, where = tf.unique(tf.concat(numbers, axis=0))
-    summed = tf.math.unsorted_segment_sum(tf.concat(values, axis=0), where, tf.size(rows))
-    return tf.IndexedSlices(summed / tf.cast(len(values), summed.dtype), rows, tf.constant(shape))
+def _mean_of(gradients: Sequence[Any], workers: int) -> Any:
+    """The mean of a shard's gradients.
+
+    Args:
+        gradients: those of all workers, or their mean alone.
+        workers: how many workers there are.
+    """
+    first = gradients[0]
+    kind = first.kind if isinstance(first, SummedTerms) else None
+    totals = [each.total for each in gradients] if kind else list(gradients)
+    if isinstance(totals[0], tf.IndexedSlices):
+        terms = [each.terms for each in gradients] if kind else []
+        total, *terms = _mean_of_rows(totals, terms)
+    else:
+        total, terms = _mean(totals), [_mean([each.terms for each in gradients])] if kind else []
+    if kind is None:
+        return total
+    # The mean of the workers' sums is that of terms divided by their number, which squares are divided by once more.
+    factor = kind.scale(1 / workers) * workers
+    return SummedTerms(total, terms[0] if factor == 1 else terms[0] * tf.cast(factor, terms[0].dtype), kind)
+
+
+def _mean_of_rows(slices: Sequence[tf.IndexedSlices], more: Tensors) -> list[Any]:
+    """The mean of rows, and of other values for the same rows."""
+    if len(slices) == 1:
+        return [slices[0], *more]
+    rows, where = tf.unique(tf.concat([each.indices for each in slices], axis=0))
+
+    def mean(values: Tensors) -> tf.Tensor:
+        summed = tf.math.unsorted_segment_sum(tf.concat(values, axis=0), where, tf.size(rows))
+        return summed / tf.cast(len(slices), summed.dtype)
+
+    means = [mean([each.values for each in slices]), *([mean(more)] if more else [])]
+    return [tf.IndexedSlices(means[0], rows, slices[0].dense_shape), *means[1:]]

@@ -28,6 +28,7 @@ from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.optimizers.terms import joined
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 
@@ -106,7 +107,8 @@ class WorkerExecutions:
     def _new_local_steps(self) -> LocalSteps:
         context = self._context
         step, tables = context.step, context.tables.parameter_indices
-        return LocalSteps(step.optimizer, step.parameters, tables, context.transport, context.rate)
+        terms = context.terms()
+        return LocalSteps(step.optimizer, step.parameters, tables, context.transport, context.rate, terms)
 
     def _rounds(self, count: int) -> list[int]:
         """Divides a number of steps into rounds, see `Updates.steps_per_round`; returns the steps of each round."""
@@ -377,11 +379,15 @@ class _ExecutionTrace:
 
     def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:
         mean: list[Any] = []
-        for parts, parameter in zip(zip(*gradients, strict=True), parameters, strict=True):
+        terms = self._context.transport.terms
+        for index, (parts, parameter) in enumerate(zip(zip(*gradients, strict=True), parameters, strict=True)):
             if parts[0] is None:
                 mean.append(None)
             else:
                 with self._context.step.device_scope():
+                    if index in terms and all(isinstance(part, tf.IndexedSlices) for part in parts):
+                        mean.append(joined(parts))
+                        continue
                     whole = [dense(part, parameter) for part in parts]
                     mean.append(tf.add_n(whole) / tf.cast(len(whole), whole[0].dtype))
         return mean

@@ -45,7 +45,8 @@ class StepPart:
     def __init__(self, context: ParameterServerContext, planned: PlannedUpdate, name: str) -> None:
         rules, scope = context.rules, context.transport.device_scope
         self._planned, self._scope = planned, scope
-        self._gradients = Transport(planned.variables, (), rules.wire, scope, packed=rules.optimized)
+        terms = context.terms(planned.optimizer, planned.variables) if planned.optimizer is not None else {}
+        self._gradients = Transport(planned.variables, (), rules.wire, scope, packed=rules.optimized, terms=terms)
         self._values = Transport(planned.assigned, (), "float32", scope, packed=rules.optimized)
         self._staging = Staging(self._gradients, f"{name}-gradients"), Staging(self._values, f"{name}-values")
 
@@ -70,10 +71,18 @@ class StepPart:
         """
         stored: Operations = {}
         transports, sent = (self._gradients, self._values), (gradients, assigned)
-        for transport, staging, own in zip(transports, self._staging, sent, strict=True):
+        updated = self._planned.variables, self._planned.assigned
+        for transport, staging, own, variables in zip(transports, self._staging, sent, updated, strict=True):
             with self._scope():
-                whole = [after(tf.convert_to_tensor(each), before) for each in own]
-            pushed = transport.push(whole, Pulled(whole, [[] for _ in transport.buckets], {}, []))
+                whole = [
+                    tf.nest.map_structure(lambda tensor: after(tensor, before), each, expand_composites=True)
+                    for each in (own if transport.terms else map(tf.convert_to_tensor, own))
+                ]
+                like = [
+                    each if isinstance(each, tf.Tensor) else tf.zeros(variable.shape, variable.dtype)
+                    for each, variable in zip(whole, variables, strict=True)
+                ]
+            pushed = transport.push(whole, Pulled(like, [[] for _ in transport.buckets], {}, []))
             for device, operations in staging.put(pushed, keys).items():
                 stored.setdefault(device, []).extend(operations)
         return stored
