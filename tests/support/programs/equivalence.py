@@ -44,12 +44,26 @@ class Tied(layers.Layer):
         return keras.ops.mean(self.table(ids), axis=1) @ keras.ops.transpose(self.table.embeddings)
 
 
+class Positions(layers.Layer):
+    """A larger batch looks up the same rows, once."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(80, 4, name="positions")
+
+    def build(self, shape):
+        self.table.build(shape)
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(keras.ops.shape(x)[1]))
+
+
 def looked_up():
     """Three tables, one of them looked up twice, and one by positions."""
     ids = keras.Input((3,), dtype="int32")
     shared = layers.Embedding(60, 4, name="shared")
     wide = layers.Embedding(70, 4, name="other")(ids[:, 2:] + 10)
-    wide += layers.Embedding(80, 4, name="positions")(keras.ops.arange(3)[1:2])
+    wide = Positions()(wide)
     looked = [layers.Flatten()(each) for each in (shared(ids), shared(ids[:, :1]), wide)]
     return keras.Model(ids, layers.Dense(3)(layers.Concatenate()(looked)))
 

@@ -104,6 +104,22 @@ def test_a_sum_beyond_the_range_of_float16_is_reported(wire, value, overflows):
     assert bool(mine[1]) is bool(theirs[1]) is overflows
 
 
+@pytest.mark.parametrize(("wire", "types"), [("float16", ["float16", "float32"]), ("bfloat16", ["bfloat16"])])
+def test_squares_are_not_rounded_to_a_type_without_their_range(wire, types):
+    packing = GradientPacking([(2,), (2,)], wire, squares=[1])
+    sent = []
+
+    def all_reduce(value):
+        sent.append(value.dtype.name)
+        return 2 * value
+
+    gradients = [tf.constant([1.0, -2.0]), tf.constant([1e-10, 4.0])]
+    found, _ = packing.sums(gradients, all_reduce)
+    assert sent == types
+    np.testing.assert_allclose(found[1], [2e-10, 8.0], rtol=2.0**-8)
+    assert packing.size(gradients) == 2 * sum(tf.as_dtype(each).size for each in [*types, *types][:2])
+
+
 def test_infinite_float16_gradients_have_not_overflowed_on_the_wire():
     own = [tf.constant([np.inf], tf.float16)]
     (mine, _), _ = exchanged("float16", own, own, [(1,)])

@@ -9,6 +9,7 @@ from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.engine.parameter_server import transport as transport_module
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
+from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, SummedTerms, whole_table
 from tfdist_cli.train.variables.sharding import parts
 
 pytestmark = pytest.mark.slow
@@ -309,6 +310,77 @@ def test_numbers_cross_with_gradients_to_the_bit(dtypes, tables, wire):
     assert [own.numpy().tobytes() for own in arrived] == [np.array(own).tobytes() for own in numbers]
     for gradient, own in zip(gradients, found, strict=True):
         np.testing.assert_array_equal(own.numpy(), gradient.numpy())
+
+
+TERMS = {0: SQUARES, 1: SQUARES, 3: SIZES}
+"""Of a variable that crosses whole, and of two tables."""
+
+
+def terms_of(worker, variables):
+    """Gradients whose rows repeat, and others."""
+    random, given = np.random.default_rng(worker), gradients_of(worker, variables)
+    for index in TERMS:
+        count = len(NUMBERS[worker][TABLES.index(index)]) if index in TABLES else variables[index].shape[0]
+        rows = random.integers(0, count, 9 if count else 0)
+        values = tf.constant(random.normal(size=(len(rows), variables[index].shape[1])), tf.float32)
+        given[index] = tf.IndexedSlices(values, tf.constant(rows))
+    return given
+
+
+def sums_of(gradient):
+    return gradient.values, gradient.terms
+
+
+def repeated(worker, index, variables, given):
+    """The terms of a parameter as rows of the whole variable."""
+    rows = given[index].indices.numpy()
+    if index in TABLES:
+        rows = np.array(NUMBERS[worker][TABLES.index(index)], int)[rows]
+    return rows, given[index].values.numpy().astype(np.float64)
+
+
+@pytest.mark.rotates(5)
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+@pytest.mark.parametrize("workers", [(0,), (0, 1, 2)])
+def test_the_sums_of_terms_arrive_with_the_mean(model, workers, wire):
+    transport = Transport(model, TABLES, wire, terms=TERMS)
+    given = [terms_of(worker, model) for worker in workers]
+    lookups = [lookup(worker, model) for worker in workers]
+
+    @tf.function(autograph=False)
+    def send():
+        pulled = [transport.pull(each) for each in lookups]
+        arrived = transport.gradients([transport.push(*pair) for pair in zip(given, pulled, strict=True)])
+        assert {n for n, found in enumerate(arrived) if isinstance(found[0], SummedTerms)} == {*TERMS}
+        found = {n: [whole_table(part) for part in arrived[n]] for n in TERMS}
+        return {n: [tf.concat(each, 0) for each in zip(*map(sums_of, own), strict=True)] for n, own in found.items()}
+
+    arrived = send()
+    rounding = {"rtol": 2.0**-9, "atol": 2.0**-9} if wire == "float16" else {"rtol": 1e-5, "atol": 1e-6}
+    for index, kind in TERMS.items():
+        total, terms = np.zeros(model[index].shape), np.zeros(model[index].shape)
+        for worker, own in zip(workers, given, strict=True):
+            rows, values = repeated(worker, index, model, own)
+            np.add.at(total, rows, values / len(workers))
+            np.add.at(terms, rows, kind.of(values / len(workers)).numpy())
+        for found, wanted in zip(arrived[index], (total, terms), strict=True):
+            np.testing.assert_allclose(found, wanted, **rounding)
+
+
+def test_the_sums_of_terms_cross_before_other_numbers():
+    variables = [variable(np.ones((4, 2))), variable(np.ones(3))]
+    transport = Transport(variables, terms={0: SQUARES})
+    rows = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([2, 2]))
+    pushed = transport.push([rows, tf.ones(3)], transport.pull(), Piggyback(0, tf.constant([np.pi], tf.float64)))
+    [[table], [other]] = transport.gradients([pushed], 0)
+    assert pushed.piggyback.numpy() == [np.pi]
+    np.testing.assert_array_equal(table.total[2], [4, 6])
+    np.testing.assert_array_equal(table.terms[2], [10, 20])
+    np.testing.assert_array_equal(other, [1, 1, 1])
+    plain = Transport(variables)
+    more = transport.sizes(looked_up([]))["pushed"] - plain.sizes(looked_up([]))["pushed"]
+    assert int(more) == 4 * 2 * 4
+    assert int(transport.sizes(looked_up([]))["pulled"]) == int(plain.sizes(looked_up([]))["pulled"])
 
 
 def test_numbers_cross_only_with_packed_gradients():

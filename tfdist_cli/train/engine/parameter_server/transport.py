@@ -248,7 +248,7 @@ class Transport:
         for parameter, shards in enumerate(self.shards):
             is_table = parameter in self._tables
             counts = [pulled.counts.get(shard.key) for shard in shards]
-            sizes = counts if is_table else [shard.shape[0] for shard in shards]
+            sizes = counts if is_table else [shard.shape[0] for shard in shards if shard.shape]
             value, found = pulled.values[parameter], gradients[parameter]
             by_shard |= _by_shard(shards, dense(found, value, counts if is_table else None), sizes)
             if parameter in self.terms:

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-_DISTINCT = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+_DISTINCT = (
+    *("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"),
+    *("SparseSegmentSumGradV2", "SparseSegmentMeanGradV2", "SparseSegmentSqrtNGradV2"),
+)
 
 
 def rows_of_examples(rows: tf.Tensor, batch: Sequence[tf.Tensor]) -> bool:
