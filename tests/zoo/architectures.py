@@ -18,7 +18,6 @@ from tests.zoo.case import (
     add_case,
     case,
     classifier,
-    different,
     floats,
     images,
     integers,
@@ -698,7 +697,7 @@ def wavenet():
     return classifier(inputs, layers.Flatten()(x))
 
 
-@case(lambda: ({"user": different(19, 1), "film": different(17, 1)}, floats(1)))
+@case(lambda: ({"user": integers(19, 1), "film": integers(17, 1)}, floats(1)))
 def two_towers():
     user, film = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="film")
     left = layers.Dense(3)(layers.Flatten()(layers.Embedding(19, 4, embeddings_regularizer="l2")(user)))

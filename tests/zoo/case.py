@@ -134,17 +134,6 @@ def tokens() -> Any:
     return ids, labels()
 
 
-def different(most: int, each: int) -> np.ndarray:
-    """Integers below `most`, `each` per example, distinct within a batch.
-
-    If a batch looks up a row twice, Keras on TensorFlow squares the two sparse gradients separately; see
-    docs/reference/python-api.md.
-    """
-    size, source = 2 * BATCH, random()
-    rows = [source.permutation(most)[: size * each].reshape(size, each) for _ in range(EXAMPLES // size)]
-    return np.concatenate(rows).astype(np.int32)
-
-
 def words() -> Any:
     """Texts of three words."""
     vocabulary = np.array(["the", "cat", "sat", "on", "a", "mat"])
@@ -160,7 +149,7 @@ def numbers() -> Any:
 def sgd() -> keras.optimizers.Optimizer:
     """An optimizer that does not amplify rounding errors, unlike those that divide by the size of the gradient.
 
-    It is linear, too: the sparse gradients of rows that a batch looks up twice may be added or applied one by one.
+    It is linear, too: with the same batch on two workers, a row that each looks up once is updated as by one of them.
     """
     return keras.optimizers.SGD(0.05, momentum=0.9)
 

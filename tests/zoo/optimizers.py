@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers, optimizers
 
-from tests.zoo.case import Case, add_case, case, classifier, different, labels, vectors
+from tests.zoo.case import Case, add_case, case, classifier, integers, labels, vectors
 
 schedules = optimizers.schedules
 
@@ -104,10 +104,11 @@ def _embedded(optimizer: Any) -> keras.Model:
 
 
 def _rows() -> Any:
-    return different(20, 2), labels()
+    """Ids that a batch looks up several times."""
+    return integers(20, 2), labels()
 
 
-for _name in ("sgd", "adam", "rmsprop", "lion", "multi_optimizer"):
+for _name in ("sgd", "adam", "adagrad", "rmsprop", "nadam", "lion", "multi_optimizer"):
     add_case(f"{_name}_of_embeddings", Case(lambda make=OPTIMIZERS[_name]: _embedded(make()), _rows))  # type: ignore[misc]
 
 

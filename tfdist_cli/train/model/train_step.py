@@ -413,6 +413,14 @@ class ModelStep:
         """
         return self._traced(element_spec).lookups
 
+    def looked_up_by_examples(self, element_spec: Any) -> set[int]:
+        """Returns those of `lookups` whose rows are values of the batch, and not the same in each batch.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        return self._traced(element_spec).repeating
+
     def terms(
         self,
         element_spec: Any,
@@ -433,7 +441,7 @@ class ModelStep:
         taken = terms_taken(optimizer or self.optimizer, variables)
         if not taken:
             return {}
-        repeating = {id(self.parameters[index]) for index in self._traced(element_spec).repeating}
+        repeating = {id(self.parameters[index]) for index in self.looked_up_by_examples(element_spec)}
         return {index: kind for index, kind in taken.items() if id(variables[index]) in repeating}
 
     def graph(self, element_spec: Any) -> tf.Graph:

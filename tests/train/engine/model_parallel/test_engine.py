@@ -174,6 +174,42 @@ def test_a_row_that_occurs_several_times_is_updated_as_in_keras(engine, monkeypa
     ] == pytest.approx(plain.evaluate(IDS, TARGETS, verbose=0), rel=1e-4)
 
 
+class Positions(keras.layers.Layer):
+    """Adds the row of each position, which a larger batch looks up once, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(3, 4)
+
+    def build(self, shape):
+        self.table.build(shape)
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(keras.ops.shape(x)[1]))
+
+
+def positioned():
+    keras.utils.set_random_seed(4)
+    ids = keras.Input((3,), dtype="int32")
+    hidden = Positions()(keras.layers.Embedding(9, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(hidden)))
+    model.compile(keras.optimizers.Adam(0.1, beta_2=0.99), "mse")
+    return model
+
+
+@pytest.mark.slow
+def test_rows_of_positions_have_one_gradient_of_all_micro_batches(engine):
+    def data(batch):
+        return tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(batch, drop_remainder=True)
+
+    made, model = engine(positioned, batch=8, data=data)
+    plain = positioned()
+    plain.fit(IDS, TARGETS, batch_size=16, shuffle=False, verbose=0)
+    made.open(lambda _: data(8), share="split", step=0, batches=0)
+    list(made.run(2, first=0, size=2, adapts=False, pause=NoPause()))
+    assert difference(plain.variables, model.variables) < 5e-6
+
+
 @pytest.mark.slow
 def test_a_normalization_keeps_the_mean_of_the_replicas_statistics(engine):
     made, model = engine(lambda: network(keras.layers.BatchNormalization(momentum=0.5)), batch=4, micro_batches=1)

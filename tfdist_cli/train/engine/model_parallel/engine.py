@@ -290,11 +290,13 @@ class ModelParallelEngine:
     def _update(self, gradients: list[list[list[Any]]]) -> None:
         """Sums the gradients of each replica where they are, then those of all replicas, and updates the variables."""
         given: list[Any] = []
+        spec = self._micro.element_spec
+        once = self._step.lookups(spec).keys() - self._step.looked_up_by_examples(spec)
         with self._stages.following(), nullcontext() if self._rules.optimized else kernels_disabled():
             for index in range(len(self._step.parameters)):
                 found = [[part[index] for part in own if part[index] is not None] for own in gradients]
-                sums = [sum_gradients(own) for own in found if own]
-                given.append([sum_gradients(sums)] if sums else None)
+                sums = [sum_gradients(own, once=index in once) for own in found if own]
+                given.append([sum_gradients(sums, once=index in once)] if sums else None)
             apply(self._step.optimizer, given, self._step.parameters, self._rate, self._tables.variables)
 
     def _assign_state(self, states: list[Tensors]) -> Tensors:

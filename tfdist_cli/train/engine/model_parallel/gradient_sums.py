@@ -27,16 +27,17 @@ _FACTORS = {
 """Operations that may sum over the examples, the first dimension of both factors, and which inputs the factors are."""
 
 
-def sum_gradients(gradients: Sequence[Any]) -> tf.Tensor | tf.IndexedSlices:
+def sum_gradients(gradients: Sequence[Any], *, once: bool = False) -> tf.Tensor | tf.IndexedSlices:
     """Returns the sum of the gradients of a variable, one for each micro-batch, where they are computed.
 
     Args:
         gradients: tensors of the same shape, or `tf.IndexedSlices`. The sum of these has all of their rows, so that it
             is the gradient of the whole batch: it matters to some optimizers how often a row occurs.
+        once: whether all of them have the same rows, as those of positions, which the whole batch looks up once.
     """
     if len(gradients) == 1:
         return gradients[0]
-    if all(isinstance(each, tf.IndexedSlices) for each in gradients):
+    if not once and all(isinstance(each, tf.IndexedSlices) for each in gradients):
         return _joined(gradients)
     chains = [_chain(each) for each in gradients]
     if all(chains) and len({tuple(op.type for op in chain) for chain in chains}) == 1:
