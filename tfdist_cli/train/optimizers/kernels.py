@@ -154,13 +154,23 @@ def adam(update: Update) -> Any:
     """Kingma and Ba, Adam (2015), the efficient form at the end of section 2: w − η·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v+ε).
 
     With `amsgrad` (Reddi et al., On the Convergence of Adam and Beyond, 2018), v is its largest value so far. There is
-    no kernel for rows, nor for sums of squares.
+    no kernel for rows. If the sum of squares is given, v is computed before; with β₂ = 1, the kernel keeps it.
 
     Bound: 1e-6 in float32, 1e-12 in float64. With β₂ = 0.999 it is 1e-5 in float32: the kernel computes 1 − β₂ in the
     variable's type, which gives 0.00099999.
     """
-    if update.rows is not None or update.terms is not None:
-        return _adam_by_operations(update)
+    if update.rows is not None:
+        return _adam_rows(update)
+    optimizer = update.optimizer
+    if update.terms is not None:
+        change = (update.terms - update.read(1)) * (1 - optimizer.beta_2)
+        added = update.slots[1].assign_add(change, read_value=False)
+        with tf.control_dependencies([added]):
+            return _adam_by_kernel(update, update.scalar(1.0))
+    return _adam_by_kernel(update, update.scalar(optimizer.beta_2))
+
+
+def _adam_by_kernel(update: Update, beta_2: tf.Tensor) -> Any:
     optimizer = update.optimizer
     names = ("m", "v", "vhat") if optimizer.amsgrad else ("m", "v")
     raw = tf.raw_ops
@@ -171,12 +181,12 @@ def adam(update: Update) -> Any:
         beta2_power=update.power(optimizer.beta_2),
         lr=update.learning_rate,
         beta1=update.scalar(optimizer.beta_1),
-        beta2=update.scalar(optimizer.beta_2),
+        beta2=beta_2,
         epsilon=update.scalar(optimizer.epsilon),
     )
 
 
-def _adam_by_operations(update: Update) -> Any:
+def _adam_rows(update: Update) -> Any:
     optimizer, gradient = update.optimizer, update.gradient
     first, second = update.read(0), update.read(1)
     first += (gradient - first) * (1 - optimizer.beta_1)

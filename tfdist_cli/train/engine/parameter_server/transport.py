@@ -245,7 +245,13 @@ class Transport:
     def _pushed(self, gradients: Sequence[Any], pulled: Pulled, piggyback: Piggyback | None) -> PushedGradients:
         by_shard: dict[tuple[int, int], tf.Tensor] = {}
         terms: dict[tuple[int, int], tf.Tensor] = {}
+        together = [self._summed_together(bucket, gradients) for bucket in self.buckets]
+        summed = {
+            shard.parameter for bucket, of in zip(self.buckets, together, strict=True) if of for shard in bucket.tables
+        }
         for parameter, shards in enumerate(self.shards):
+            if parameter in summed:
+                continue
             is_table = parameter in self._tables
             counts = [pulled.counts.get(shard.key) for shard in shards]
             sizes = counts if is_table else [shard.shape[0] for shard in shards if shard.shape]
@@ -255,8 +261,11 @@ class Transport:
                 terms |= _by_shard(shards, self._terms_of(parameter, found, value), sizes)
         packed, arrived = [], None
         for index, bucket in enumerate(self.buckets):
-            pieces = [by_shard[shard.key] for shard in bucket.tables]
-            pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.tables)]
+            if together[index]:
+                pieces = self._sums_of_tables(bucket, gradients, pulled)
+            else:
+                pieces = [by_shard[shard.key] for shard in bucket.tables]
+                pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.tables)]
             pieces += [by_shard[shard.key] for shard in bucket.dense]
             pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.dense)]
             if piggyback is not None and piggyback.bucket == index:
@@ -269,6 +278,36 @@ class Transport:
             with tf.device(bucket.device):
                 packed.append(tf.cast(on_wire, bucket.dtype))
         return PushedGradients(packed, pulled.rows, arrived)
+
+    def _summed_together(self, bucket: Bucket, gradients: Sequence[Any]) -> bool:
+        """Whether the gradients of all tables of a bucket are summed at once: one operation costs less than many."""
+        kinds = {self.terms.get(shard.parameter) for shard in bucket.tables}
+        widths = {shard.shape[1:] for shard in bucket.tables}
+        whole = all(len(self.shards[shard.parameter]) == 1 for shard in bucket.tables)
+        found = [gradients[shard.parameter] for shard in bucket.tables]
+        sparse = all(isinstance(each, tf.IndexedSlices) for each in found)
+        return len(found) > 1 and len(kinds) == len(widths) == 1 and whole and sparse
+
+    def _sums_of_tables(self, bucket: Bucket, gradients: Sequence[Any], pulled: Pulled) -> Tensors:
+        """The sums of the gradients of a bucket's tables, those of all in one tensor, and those of their terms."""
+        found = [gradients[shard.parameter] for shard in bucket.tables]
+        counts = tf.stack([pulled.counts[shard.key] for shard in bucket.tables])
+        lookups = [each.values.shape[0] for each in found]
+        tables = np.arange(len(found), dtype=np.int32)
+        if None in lookups:
+            owners = tf.repeat(tables, [tf.size(each.indices) for each in found])
+        else:
+            owners = tf.constant(np.repeat(tables, lookups))
+        values = tf.concat([each.values for each in found], axis=0)
+        indices = tf.concat([tf.cast(each.indices, tf.int32) for each in found], axis=0)
+        indices += tf.gather(tf.cumsum(counts, exclusive=True), owners)
+        rows = tf.reduce_sum(counts)
+        sums = [tf.math.unsorted_segment_sum(values, indices, rows)]
+        kind = self.terms.get(bucket.tables[0].parameter)
+        if kind is not None:
+            terms = tf.math.unsorted_segment_sum(kind.of(values), indices, rows)
+            sums.append(kind.root(terms) if self._wire_dtype else terms)
+        return sums
 
     def _terms_of(self, parameter: int, gradient: Any, value: tf.Tensor) -> tf.Tensor:
         """What the update takes of the terms of a gradient, as it crosses: rounded, it is a root."""
@@ -417,7 +456,7 @@ def _unpacked(
     elif len(set(widths)) == 1:
         # Rows of one width are split as rows, and those of one table not at all: so they need not be copied.
         total = tf.add_n(counts) * widths[0]
-        rows, rest = tf.reshape(packed[:total], [-1, widths[0]]), packed[total:]
+        rows, rest = tf.reshape(packed[:total], [-1, *tables[0].shape[1:]]), packed[total:]
         parts = tf.split(rows, tf.stack(counts), num=len(counts)) if len(counts) > 1 else [rows]
         parts += tf.split(rest, [*sizes, -1] if more else sizes) if sizes or more else []
     else:
@@ -426,7 +465,8 @@ def _unpacked(
         if more:
             sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
         parts = tf.split(packed, sizes, num=len(shapes) + more)
-    return [tf.reshape(part, shape) for part, shape in zip(parts[: len(shapes)], shapes, strict=True)]
+    pairs = zip(parts[: len(shapes)], shapes, strict=True)
+    return [part if part.shape.as_list() == [None, *shape[1:]] else tf.reshape(part, shape) for part, shape in pairs]
 
 
 def _last_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
