@@ -108,7 +108,7 @@ def _rows() -> Any:
     return integers(20, 2), labels()
 
 
-for _name in ("sgd", "adam", "adagrad", "rmsprop", "nadam", "lion", "multi_optimizer"):
+for _name in ("sgd", "adam", "rmsprop", "lion", "multi_optimizer"):
     add_case(f"{_name}_of_embeddings", Case(lambda make=OPTIMIZERS[_name]: _embedded(make()), _rows))  # type: ignore[misc]
 
 

@@ -1,5 +1,7 @@
 """Values and gradients arrive unchanged, whatever they are packed with."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.engine.parameter_server import transport as transport_module
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
-from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, SummedTerms, whole_table
+from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, SummedTerms, tensors_of, whole_table
 from tfdist_cli.train.variables.sharding import parts
 
 pytestmark = pytest.mark.slow
@@ -417,3 +419,20 @@ def test_the_reported_bytes_are_those_that_cross(monkeypatch, dtype, tables):
     reported = {name: int(value) for name, value in transport.sizes(lookup).items()}
     pulled, pushed = crossed
     assert reported == {"pulled": size(pulled), "pushed": size(pushed) + size(numbers)}
+
+
+def test_rows_of_an_unknown_shape_are_unpacked():
+    """As those that a ps has stored."""
+    variables = [variable(np.ones((4, 2))), variable(np.ones((3, 2)))]
+    transport = Transport(variables, (0, 1), terms={0: SQUARES, 1: SQUARES})
+    rows = [tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([0, 0])) for _ in variables]
+
+    @tf.function(autograph=False)
+    def send():
+        pushed = transport.push(rows, transport.pull(looked_up([tf.constant([2]), tf.constant([1])])))
+        stored = [tf.compat.v1.placeholder_with_default(each, None) for each in pushed.packed]
+        arrived = transport.gradients([replace(pushed, packed=stored)])
+        return [tensors_of([whole_table(each)]) for [each] in arrived]
+
+    for found, row in zip(send(), (2, 1), strict=True):
+        assert [each[row].numpy().tolist() for each in found] == [[4, 6], [10, 20]]

@@ -466,7 +466,12 @@ def _unpacked(
             sizes = tf.concat([sizes, [-1]], axis=0) if counts else [*sizes, -1]
         parts = tf.split(packed, sizes, num=len(shapes) + more)
     pairs = zip(parts[: len(shapes)], shapes, strict=True)
-    return [part if part.shape.as_list() == [None, *shape[1:]] else tf.reshape(part, shape) for part, shape in pairs]
+    return [part if _has_rows(part, shape) else tf.reshape(part, shape) for part, shape in pairs]
+
+
+def _has_rows(value: tf.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is known to have rows of a shape, in any number."""
+    return value.shape.rank is not None and value.shape.as_list() == [None, *shape[1:]]
 
 
 def _last_numbers(values: tf.Tensor, count: int) -> tf.Tensor:
