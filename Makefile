@@ -84,7 +84,7 @@ $(OLDEST_INSTALLED): pyproject.toml constraints.txt
 # A release candidate of TensorFlow brings keras-nightly, whose files take the place of Keras's.
 .venv-compat-%/.installed: tests/compat/%.txt pyproject.toml
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -c $< -e '.[cpu]' $(TEST_PACKAGES)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c $< -e '.[cpu,parquet]' fsspec $(TEST_PACKAGES)
 	$(@D)/bin/pip uninstall --quiet --disable-pip-version-check --yes keras-nightly
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps -c $< keras
 	touch $@

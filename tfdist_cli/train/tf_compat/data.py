@@ -480,7 +480,10 @@ def python_batches(data: Any, class_weight: Any) -> tuple[Any, int | None, Calla
     Raises:
         ValueError: Keras does not take the data.
     """
-    adapter = get_data_adapter(data, class_weight=class_weight)
+    try:
+        adapter = get_data_adapter(data, class_weight=class_weight)
+    except IndexError as error:  # of Keras 3.12: it takes the first of no batches
+        raise ValueError("the data has no batches") from error
     spec = adapter.get_tf_dataset().element_spec
     if isinstance(adapter, PyDatasetAdapter):
         return spec, adapter.num_batches, lambda: _py_dataset_batches(adapter)
