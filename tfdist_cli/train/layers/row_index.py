@@ -27,11 +27,10 @@ from tfdist_cli.train.layers.row_keys import (
     buckets_of,
     gathered,
     hashed,
+    home_ways,
     places,
     read,
-    same_keys,
     scattered,
-    slot_at,
     slot_of,
     string_rows,
     strings_as_ids,
@@ -48,6 +47,9 @@ GRACE_SECONDS = 2.0
 """On parameter servers, rows used so recently are not replaced: a worker may still send their gradients."""
 _FREE, _NEVER = tf.int64.min, tf.int64.max
 _UNADMITTED = 1 << 62
+_HALF_FREE = WAYS // 2
+"""A new id gets the row where it is looked up first if so many rows of that bucket are free. Otherwise the buckets are
+balanced: with less, ids would find no free row in a table that is less full."""
 
 Eviction = Literal["lru", "lfu"]
 
@@ -382,29 +384,19 @@ class RowIndex:
     def _slots_of_shard(self, shard: _Shard, own: _Ids) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the row of each id within a shard, -1 if it has none, and whether it was created now."""
         keys, uses = hashed(own.ids), own.uses
-        buckets = buckets_of(keys, self._group(keys) - shard.first_group)
+        group = self._group(keys) - shard.first_group
+        slot = slot_of(shard.keys, keys, group)
         if uses is None:
-            return self._admitted(shard, slot_of(shard.keys, keys, buckets)), tf.zeros_like(keys, tf.bool)
-        at = tf.where(same_keys(shard.keys, keys, buckets))
-        known, place = tf.cast(at[:, 0], tf.int32), tf.cast(at[:, 1], tf.int32)
-        # Usually all ids have rows: then `known` is 0, 1, 2 … The key 0 is that of free rows.
-        complete = (tf.size(known) == tf.size(keys)) & tf.reduce_all(keys != 0)
-
-        def all_known() -> tuple[Any, Any]:
-            slot = slot_at(buckets, place)
-            return slot, tf.zeros_like(slot, tf.bool)
+            return self._admitted(shard, slot), tf.zeros_like(keys, tf.bool)
+        now = _now()
+        if self.policy.records_times:
+            slot = self._still_found(shard, keys, slot, now)
 
         def some_new() -> tuple[Any, Any]:
-            slot, created = _locked(shard, lambda: self._found_or_created(shard, own, keys, buckets))
-            return tf.maximum(slot, 0) if self.policy.every_id_has_a_row else slot, created
+            return self._with_new(shard, own, slot, keys, group, now)
 
-        if self.policy.records_times:
-            # A row that is replaced meanwhile loses its key before its time is looked at, see `_claimed`: so either
-            # the key is missed here, or the time is seen there.
-            slot = slot_at(tf.gather(buckets, known), place)
-            with tf.control_dependencies([self._stamped(shard, slot)]):
-                complete &= tf.reduce_all(read(shard.keys, slot) == tf.gather(keys, known))
-        slot, created = tf.cond(complete, all_known, some_new)
+        complete = tf.reduce_all(slot >= 0)  # usually all ids have rows
+        slot, created = tf.cond(complete, lambda: (slot, tf.zeros_like(slot, tf.bool)), some_new)
         if not self.policy.counts_uses:
             return slot, created
         has = tf.where(slot >= 0)[:, 0]
@@ -420,38 +412,70 @@ class RowIndex:
             return slot
         return tf.where(read(shard.count, tf.maximum(slot, 0)) >= self.policy.admit_after, slot, -1)
 
-    def _stamped(self, shard: _Shard, slot: tf.Tensor) -> Any:
-        now = tf.fill(tf.shape(slot), _now())
-        done = written(shard.used, slot, now)
+    def _stamped(self, shard: _Shard, slot: tf.Tensor, now: tf.Tensor) -> Any:
+        done = written(shard.used, slot, tf.fill(tf.shape(slot), now))
         if not self.policy.counts_uses:  # otherwise the rows are marked when they are counted
             done = marked(shard.used, slot, done)
         return done or tf.no_op()
 
-    def _found_or_created(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
+    def _still_found(self, shard: _Shard, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+        """Records the use of rows. Returns them with -1 for those that a worker has replaced meanwhile.
+
+        A row that is replaced loses its key before its time is looked at, see `_claimed`: so either the key is missed
+        here, or the time is seen there.
+        """
+        has = tf.where(slot >= 0)
+        found = tf.gather_nd(slot, has)
+        with tf.control_dependencies([self._stamped(shard, found, now)]):
+            if shard.lock is None:
+                return tf.identity(slot)
+            lost = tf.gather(has, tf.where(read(shard.keys, found) != tf.gather_nd(keys, has))[:, 0])
+        return tf.tensor_scatter_nd_update(slot, lost, tf.fill(tf.shape(lost)[:1], -1))
+
+    def _with_new(
+        self, shard: _Shard, ids: _Ids, slot: tf.Tensor, keys: tf.Tensor, group: tf.Tensor, now: tf.Tensor
+    ) -> tuple[Any, Any]:
+        """The row of each key, with rows for those that have none, if possible; and whether it was created now."""
+        missing = tf.where(slot < 0)
+        at = missing[:, 0]
+        own, new_keys, new_group = ids.at(at), tf.gather(keys, at), tf.gather(group, at)
+        found, new = _locked(shard, lambda: self._found_or_created(shard, own, new_keys, new_group, now))
+        if self.policy.every_id_has_a_row:
+            found = tf.maximum(found, 0)
+        created = tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), missing, new)
+        return tf.tensor_scatter_nd_update(slot, missing, found), created
+
+    def _found_or_created(
+        self, shard: _Shard, ids: _Ids, keys: tf.Tensor, group: tf.Tensor, now: tf.Tensor
+    ) -> tuple[Any, Any]:
         """The row of each key; keys without one get one, if possible."""
-        slot = slot_of(shard.keys, keys, buckets)  # another worker may have created it meanwhile
+        if shard.lock is None:
+            return self._create(shard, ids, keys, group, now)
+        now = _now()  # others may have held the lock for long
+        slot = slot_of(shard.keys, keys, group)  # another worker may have created it meanwhile
         stamped = []
         if self.policy.records_times:
-            stamped = [self._stamped(shard, tf.boolean_mask(slot, slot >= 0))]
+            stamped = [self._stamped(shard, tf.boolean_mask(slot, slot >= 0), now)]
         with tf.control_dependencies(stamped):
-            missing = tf.where(slot < 0)[:, 0]
-        own, created = self._create(shard, ids.at(missing), *(tf.gather(of, missing) for of in (keys, buckets)))
-        place = missing[:, None]
+            missing = tf.where(slot < 0)
+        at = missing[:, 0]
+        own, created = self._create(shard, ids.at(at), tf.gather(keys, at), tf.gather(group, at), now)
         return (
-            tf.tensor_scatter_nd_update(slot, place, own),
-            tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), place, created),
+            tf.tensor_scatter_nd_update(slot, missing, own),
+            tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), missing, created),
         )
 
-    def _create(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, buckets: tf.Tensor) -> tuple[Any, Any]:
+    def _create(
+        self, shard: _Shard, ids: _Ids, keys: tf.Tensor, group: tf.Tensor, now: tf.Tensor
+    ) -> tuple[Any, Any]:
         """Gives keys rows, in rounds: if several take the same row, the first one gets it."""
-        now, count = _now(), tf.size(keys)
+        count = tf.size(keys)
         # The key 0 marks free rows: the id with this hash never has a row.
         state = (tf.fill([count], -1), keys != 0, tf.zeros([count], tf.bool))
 
         def body(slot: tf.Tensor, open_: tf.Tensor, created: tf.Tensor) -> tuple[Any, Any, Any]:
             index = tf.where(open_)[:, 0]
-            own = tf.gather(buckets, index)
-            score, candidates = self._scores(shard, own, now)
+            score, candidates = self._scores(shard, tf.gather(keys, index), tf.gather(group, index), now)
             best = tf.argmin(score, axis=1)
             target = tf.gather(candidates, best, batch_dims=1)
             possible = tf.reduce_min(score, axis=1) < _NEVER
@@ -500,14 +524,18 @@ class RowIndex:
         with tf.control_dependencies([restored]):
             return tf.boolean_mask(slot, still), tf.boolean_mask(won, still)
 
-    def _scores(self, shard: _Shard, buckets: tf.Tensor, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _scores(
+        self, shard: _Shard, new: tf.Tensor, group: tf.Tensor, now: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Which rows new keys take: those with the lowest score, int64; and all candidates within the shard, int32.
 
         Args:
             shard: the shard.
-            buckets: the buckets of each key, shape (n, 2).
+            new: the keys.
+            group: their groups within the shard.
             now: microseconds since 1970.
         """
+        buckets = buckets_of(new, group)
         keys, policy = gathered(shard.keys, buckets), self.policy
         candidates = buckets[:, :, None] * WAYS + tf.range(WAYS)
         free = keys == 0
@@ -529,7 +557,10 @@ class RowIndex:
                 expired = used < now - round(policy.ttl * 1e6)
                 score = tf.where(expired, used - _int64(_UNADMITTED), score)
             score = tf.where((used < now - grace) & (candidates != 0), score, _int64(_NEVER))
-        score = tf.where(free, _int64(_FREE) + WAYS - number, score)
+        home = tf.range(WAYS) == home_ways(new)[:, None, None]
+        first = home & (tf.constant([[True], [False]]) & (number >= _HALF_FREE))
+        order = tf.where(first, _int64(0), 2 * (WAYS - number) + tf.cast(~home, tf.int64))
+        score = tf.where(free, _int64(_FREE) + order, score)
         return tf.reshape(score, [-1, 2 * WAYS]), tf.reshape(candidates, [-1, 2 * WAYS])
 
     def _place(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> list[Any]:
