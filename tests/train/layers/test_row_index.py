@@ -11,7 +11,7 @@ from tfdist_cli.tables.hashing import GROUP, WAYS, unhashed
 from tfdist_cli.train.layers import row_index
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_index import RowIndex, RowPolicy
-from tfdist_cli.train.layers.row_keys import buckets_of, hashed, read, written
+from tfdist_cli.train.layers.row_keys import buckets_of, hashed, homes_of, read, slot_of, written
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,83 @@ def test_a_full_table_without_eviction_is_an_error():
     of, ids = index(), same_candidates(CANDIDATES + 1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="is full"):
         looked_up(of, *ids)
+
+
+def test_an_id_gets_the_row_where_it_is_looked_up_first_while_half_of_the_bucket_is_free():
+    of, ids = index(), np.arange(GROUP // 5)
+    rows = looked_up(of, *ids)
+    home = homes_of(hashed(tf.constant(ids)), tf.zeros(len(ids), tf.int32)).numpy()
+    free = np.array([row not in set(home[:at]) for at, row in enumerate(home)]) & (home > 0)
+    assert 0.85 < free.mean() < 0.95
+    assert (rows[free] == home[free]).mean() > 0.97  # the others of one lookup may have found the row taken
+    assert (rows[~free] != home[~free]).all()
+
+
+def test_a_bucket_that_is_half_full_leaves_new_ids_to_the_other_one():
+    of, ids = index(), same_candidates(CANDIDATES)
+    for each in ids:
+        looked_up(of, each)
+    first = buckets_of(hashed(tf.constant(ids[:1], tf.int64)), tf.zeros(1, tf.int32))[0, 0]
+    in_first = [bool(row // WAYS == first) for row in looked_up(of, *ids, create=False)]
+    assert abs(sum(in_first[: CANDIDATES // 2]) - WAYS // 2) <= 1
+
+
+def placed(ids, rows):
+    """The keys of a table of one group that has these ids in these rows."""
+    keys = np.zeros(GROUP, np.int64)
+    keys[rows] = hashed(tf.constant(ids, tf.int64))
+    return tf.Variable(keys.reshape(-1, WAYS))
+
+
+def found(keys, ids):
+    given = hashed(tf.constant(ids, tf.int64))
+    return slot_of(keys, given, tf.zeros(len(ids), tf.int32)).numpy().tolist()
+
+
+@pytest.mark.parametrize("bucket", [0, 1])
+@pytest.mark.parametrize("way", range(0, WAYS, 5))
+def test_an_id_is_found_in_any_row_of_both_buckets(bucket, way):
+    """Tables of earlier checkpoints have ids where another one is looked up first."""
+    ids = list(range(1000, 1040))
+    buckets = buckets_of(hashed(tf.constant(ids, tf.int64)), tf.zeros(len(ids), tf.int32)).numpy()
+    _, own = np.unique(buckets[:, bucket], return_index=True)
+    ids, rows = np.array(ids)[own], buckets[own, bucket] * WAYS + way
+    assert found(placed(ids, rows), ids) == rows.tolist()
+    unknown = [5, *ids, 6]
+    assert found(placed(ids, rows), unknown) == [-1, *rows, -1]
+
+
+def test_ids_are_found_where_they_are_looked_up_first_elsewhere_or_not_at_all():
+    ids = np.array(same_candidates(CANDIDATES))
+    first, second = buckets_of(hashed(tf.constant(ids[:1], tf.int64)), tf.zeros(1, tf.int32)).numpy()[0] * WAYS
+    rows = np.concatenate([first + np.arange(WAYS), second + np.arange(WAYS)])  # both are full
+    keys = placed(ids, rows)
+    assert found(keys, ids) == rows.tolist()
+    assert found(keys, ids[::-1]) == rows[::-1].tolist()
+    home = homes_of(hashed(tf.constant(ids)), tf.zeros(len(ids), tf.int32)).numpy()
+    assert set(home) <= set(rows[:WAYS])
+    _, own = np.unique(home, return_index=True)
+    at_home = placed(ids[own], home[own])
+    assert found(at_home, ids[own]) == home[own].tolist()
+    others = np.setdiff1d(ids, ids[own])
+    assert found(at_home, others) == [-1] * len(others)
+    assert found(at_home, []) == []
+
+
+def test_the_key_of_free_rows_is_never_found():
+    nothing = int(unhashed(np.zeros(1, np.int64))[0])
+    assert found(placed([7], [3]), [nothing, nothing]) == [-1, -1]
+
+
+def test_a_new_id_replaces_no_row_that_the_same_lookup_uses():
+    of, ids = index(policy=RowPolicy(evict="lfu")), same_candidates(CANDIDATES + 1)
+    *often, rare = ids[:CANDIDATES]
+    for _ in range(2):
+        looked_up(of, *often)
+    row = looked_up(of, rare)[0]
+    rows = looked_up(of, rare, ids[CANDIDATES])
+    assert rows[0] == row
+    assert rows[1] not in {0, row}
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])

@@ -465,9 +465,7 @@ class RowIndex:
             tf.tensor_scatter_nd_update(tf.zeros_like(slot, tf.bool), missing, created),
         )
 
-    def _create(
-        self, shard: _Shard, ids: _Ids, keys: tf.Tensor, group: tf.Tensor, now: tf.Tensor
-    ) -> tuple[Any, Any]:
+    def _create(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, group: tf.Tensor, now: tf.Tensor) -> tuple[Any, Any]:
         """Gives keys rows, in rounds: if several take the same row, the first one gets it."""
         count = tf.size(keys)
         # The key 0 marks free rows: the id with this hash never has a row.
@@ -524,9 +522,7 @@ class RowIndex:
         with tf.control_dependencies([restored]):
             return tf.boolean_mask(slot, still), tf.boolean_mask(won, still)
 
-    def _scores(
-        self, shard: _Shard, new: tf.Tensor, group: tf.Tensor, now: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _scores(self, shard: _Shard, new: tf.Tensor, group: tf.Tensor, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Which rows new keys take: those with the lowest score, int64; and all candidates within the shard, int32.
 
         Args:
