@@ -1,9 +1,11 @@
 """The index of a dynamic table: which row of the table holds the vector of an id.
 
 The rows form groups of 64 buckets with 16 rows each. The hash of an id determines its group and two buckets in it (Azar
-et al., Balanced Allocations, 1999), so an id is found by comparing 32 keys. A new id gets a free row of the bucket that
-has more of them. If none is free, it replaces the row that was used least among the 32, as in a set-associative cache
-and in NVIDIA's HierarchicalKV. The index consists of plain variables beside the rows. So shards, checkpoints and
+et al., Balanced Allocations, 1999), so an id is found by comparing 32 keys. The hash also determines the home of the id,
+one of the 16 rows of the first bucket. The key there is compared first, and the 32 keys only for the ids that have
+another row. A new id gets its home if that is free, and half of the bucket with it; otherwise a free row of the bucket
+that has more of them. If none is free, it replaces the row that was used least among the 32, as in a set-associative
+cache and in NVIDIA's HierarchicalKV. The index consists of plain variables beside the rows. So shards, checkpoints and
 exports hold it like any variable, whatever the number of ps; a group is never divided between two ps.
 
 Row 0 belongs to no id. It is the row of ids that have none.
@@ -345,7 +347,11 @@ class RowIndex:
         If two strings have the same id, the first one stands for both.
         """
         ids = given if self.strings is None else strings_as_ids(given)
-        distinct, where, uses = tf.unique_with_counts(ids)
+        if create and self.policy.counts_uses:
+            distinct, where, uses = tf.unique_with_counts(ids)
+        else:
+            distinct, where = tf.unique(ids)
+            uses = tf.ones_like(distinct, tf.int32)
         strings = None
         if create and self.strings is not None:
             first = tf.math.unsorted_segment_min(tf.range(tf.size(ids)), where, tf.size(distinct))
@@ -424,13 +430,13 @@ class RowIndex:
         A row that is replaced loses its key before its time is looked at, see `_claimed`: so either the key is missed
         here, or the time is seen there.
         """
-        has = tf.where(slot >= 0)
-        found = tf.gather_nd(slot, has)
+        has = tf.where(slot >= 0)[:, 0]
+        found = tf.gather(slot, has)
         with tf.control_dependencies([self._stamped(shard, found, now)]):
             if shard.lock is None:
                 return tf.identity(slot)
-            lost = tf.gather(has, tf.where(read(shard.keys, found) != tf.gather_nd(keys, has))[:, 0])
-        return tf.tensor_scatter_nd_update(slot, lost, tf.fill(tf.shape(lost)[:1], -1))
+            lost = tf.boolean_mask(has, read(shard.keys, found) != tf.gather(keys, has))
+        return tf.tensor_scatter_nd_update(slot, lost[:, None], tf.fill(tf.shape(lost), -1))
 
     def _with_new(
         self, shard: _Shard, ids: _Ids, slot: tf.Tensor, keys: tf.Tensor, group: tf.Tensor, now: tf.Tensor

@@ -68,7 +68,7 @@ def slot_of(variable: Any, keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
     home = homes_of(keys, group)
     missed = tf.cast(tf.where(read(variable, home) != keys)[:, 0], tf.int32)
     found = _among_candidates(variable, tf.gather(keys, missed), tf.gather(group, missed))
-    return tf.where(keys != 0, replaced(home, missed, found), -1)
+    return tf.where(keys != 0, _replaced(home, missed, found), -1)
 
 
 def _among_candidates(variable: Any, keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
@@ -78,10 +78,10 @@ def _among_candidates(variable: Any, keys: tf.Tensor, group: tf.Tensor) -> tf.Te
     at = tf.cast(tf.where(tf.reshape(same, [-1]))[:, 0], tf.int32)
     bucket = tf.gather(tf.reshape(buckets, [-1]), tf.bitwise.right_shift(at, WAYS.bit_length() - 1))
     slot = bucket * WAYS + tf.bitwise.bitwise_and(at, WAYS - 1)
-    return replaced(tf.fill(tf.shape(keys), -1), tf.bitwise.right_shift(at, (2 * WAYS).bit_length() - 1), slot)
+    return _replaced(tf.fill(tf.shape(keys), -1), tf.bitwise.right_shift(at, (2 * WAYS).bit_length() - 1), slot)
 
 
-def replaced(values: tf.Tensor, at: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+def _replaced(values: tf.Tensor, at: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """Returns values of shape (n,) with others at some places, int32. It is faster than to scatter them."""
     return tf.dynamic_stitch([tf.range(tf.size(values)), at], [values, others])
 
