@@ -1,12 +1,12 @@
 """The index of a dynamic table: which row of the table holds the vector of an id.
 
 The rows form groups of 64 buckets with 16 rows each. The hash of an id determines its group and two buckets in it (Azar
-et al., Balanced Allocations, 1999), so an id is found by comparing 32 keys. The hash also determines the home of the id,
-one of the 16 rows of the first bucket. The key there is compared first, and the 32 keys only for the ids that have
-another row. A new id gets its home if that is free, and half of the bucket with it; otherwise a free row of the bucket
-that has more of them. If none is free, it replaces the row that was used least among the 32, as in a set-associative
-cache and in NVIDIA's HierarchicalKV. The index consists of plain variables beside the rows. So shards, checkpoints and
-exports hold it like any variable, whatever the number of ps; a group is never divided between two ps.
+et al., Balanced Allocations, 1999), so an id is found by comparing 32 keys. It also determines the home of the id, one
+of the 16 rows of the first bucket. The key there is compared first, and the 32 keys only for ids that have another row.
+A new id gets its home if that is free, and half of the bucket with it; otherwise a free row of the bucket that has more
+of them. If none is free, it replaces the row that was used least among the 32, as in a set-associative cache and in
+NVIDIA's HierarchicalKV. The index consists of plain variables beside the rows. So shards, checkpoints and exports hold
+it like any variable, whatever the number of ps; a group is never divided between two ps.
 
 Row 0 belongs to no id. It is the row of ids that have none.
 """
