@@ -112,10 +112,10 @@ def found(keys, ids):
 @pytest.mark.parametrize("way", range(0, WAYS, 5))
 def test_an_id_is_found_in_any_row_of_both_buckets(bucket, way):
     """Tables of earlier checkpoints have ids where another one is looked up first."""
-    ids = list(range(1000, 1040))
+    ids = np.arange(1000, 1040)
     buckets = buckets_of(hashed(tf.constant(ids, tf.int64)), tf.zeros(len(ids), tf.int32)).numpy()
     _, own = np.unique(buckets[:, bucket], return_index=True)
-    ids, rows = np.array(ids)[own], buckets[own, bucket] * WAYS + way
+    ids, rows = ids[own], buckets[own, bucket] * WAYS + way
     assert found(placed(ids, rows), ids) == rows.tolist()
     unknown = [5, *ids, 6]
     assert found(placed(ids, rows), unknown) == [-1, *rows, -1]
