@@ -45,11 +45,25 @@ def await_parts(run, process, count):
         time.sleep(0.02)  # the parts are files of other processes
 
 
+def of_first_shard(command, but=None):
+    """The processes that predict the first of two shards, but for a killed one."""
+    others = [each for each in psutil.Process(command.pid).children() if each != but]
+    return [each for each in others if "0/2" in each.cmdline()]
+
+
+def await_another(run, command, killed):
+    """Waits until a process has taken the place of a killed one; only the processes of the command show it."""
+    while not of_first_shard(command, killed):
+        assert command.poll() is None, (run / "log").read_text()
+        time.sleep(0.02)
+
+
 def test_killed_processes_and_a_killed_command_continue(run):
     command = start(run)
     await_parts(run, command, 5)
-    worker = next(each for each in psutil.Process(command.pid).children() if "0/2" in each.cmdline())
+    (worker,) = of_first_shard(command)
     worker.kill()
+    await_another(run, command, worker)
     await_parts(run, command, 20)
     workers = psutil.Process(command.pid).children()
     command.terminate()

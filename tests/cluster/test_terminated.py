@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from tests.support.launching import finish, project, start
+from tests.support.launching import await_event, finish, project, start
 from tests.support.tasks import program
-from tfdist_cli.launch.run.history import read_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -72,7 +71,7 @@ def test_the_exit_code_of_a_program_that_sigterm_ends(exits, signalled, tmp_path
     if signalled == "launcher":
         launcher.send_signal(signal.SIGTERM)
     else:
-        (task,) = read_run(folder / "run").tasks
-        os.kill(task.pid, signal.SIGTERM)
+        # The program may run before its launcher has recorded that.
+        os.kill(await_event(launcher, "run", "started")["pid"], signal.SIGTERM)
     expected = 143 if signalled == "launcher" or exits == "none" else int(exits)
     assert finish(launcher).code == expected
