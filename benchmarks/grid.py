@@ -15,8 +15,8 @@ from benchmarks.workload import Workload
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
 """The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
 WORKERS = 2
-STAGED = ("mlp_deep", "mlp_deep_1024")
-"""The models whose layers are divided into stages of about equal bytes; they are in no other contest."""
+STAGED = ("mlp_deep", "mlp_deep_1024", "mlp_deep_4096", "transformer_64")
+"""Models whose layers are divided into stages; they are in no other contest."""
 SYNC = {"mode": "sync"}
 
 
@@ -67,6 +67,7 @@ def _spoken(work: Workload) -> list[str]:
     spread = [] if work.spread is None else [f"`shard: {{min_bytes: {work.spread}}}`"]
     jit = ["XLA"] if work.jit else []
     micro = [f"`micro_batches: {work.micro_batches}`"] if work.micro_batches > 1 else []
+    micro += [f"`balance: {work.balance}`"] if work.balance else []
     return [work.wire, *micro, *([f"`updates: {{{updates}}}`"] if updates else []), *spread, *jit]
 
 
@@ -235,16 +236,21 @@ def _itself() -> dict[str, Contest]:
 
 
 def _stages() -> dict[str, Contest]:
-    """Returns the contests of models whose layers are on two workers, and one process with the same batches."""
+    """Returns the contests of models whose layers are on two workers, and one process with the same batches.
+
+    The layers are divided by their bytes in those named `stages`, and by their times in those named `stages_time`.
+    """
     contests = {}
-    for key in STAGED:
+    for key in (*STAGED, "transformer_large", "cnn"):
         size = SIZES[key]
         work = Workload(key, size.batch, size.steps, size.steps_per_execution)
         tasks = {"chief": 1, "worker": WORKERS}
-        ours = Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], tasks, replace(work, micro_batches=8))
         peer = Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, work)
-        full = f"{key}:stages:keras"
-        contests[full] = Contest(full, f"{size.title}: {WORKERS} stages", ours, peer)
+        divided = replace(work, micro_batches=8)
+        for placement, staged in (("stages", divided), ("stages_time", replace(divided, balance="time"))):
+            ours = Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], tasks, staged)
+            full = f"{key}:{placement}:keras"
+            contests[full] = Contest(full, f"{size.title}: {WORKERS} stages", ours, peer)
     return contests
 
 

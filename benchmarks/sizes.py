@@ -68,6 +68,12 @@ SIZES = {
     "mlp_deep_1024": Size(
         "MLP 784-6 × 1024-10, batch 1024", "mlp", 1024, steps=6, steps_per_execution=3, widths=(1024,) * 6
     ),
+    "mlp_deep_4096": Size(
+        "MLP 784-6 × 1024-10, batch 4096", "mlp", 4096, steps=2, steps_per_execution=2, widths=(1024,) * 6
+    ),
+    "transformer_64": Size(
+        "transformer 4 × 256, batch 64", "transformer", 64, steps=2, steps_per_execution=2, widths=(256,) * 4
+    ),
     "cnn": Size("CNN, batch 64", "cnn", 64),
     "transformer": Size(
         "transformer 2 × 128, batch 32", "transformer", 32, steps=5, steps_per_execution=5, widths=(128,) * 2
@@ -104,4 +110,4 @@ SIZES = {
     "table_100k": _table("1 table of 100k × 32, batch 256", 100_000),
     "table_10m": _table("1 table of 10M × 32, batch 256", 10_000_000),
 }
-"""All models; the grid has those that are not of the kind `table`, except for `mlp_deep` and `mlp_deep_1024`."""
+"""All models; the grid has those that are not of the kind `table`, except for `grid.STAGED`."""

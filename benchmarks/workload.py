@@ -34,6 +34,7 @@ class Workload:
         wire: the type in which gradients cross the network: tfdist's `wire`, or PyTorch's hook.
         jit: whether tfdist and Keras 3 compile the step with XLA.
         micro_batches: the parts of a batch that tfdist sends through the stages of a model.
+        balance: what these stages have equal amounts of; None for tfdist's default.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Workload:
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     jit: bool = False
     micro_batches: int = 1
+    balance: Literal["bytes", "time"] | None = None
 
     @property
     def size(self) -> Size:

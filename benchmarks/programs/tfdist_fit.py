@@ -1,5 +1,7 @@
 """tfdist with Keras 3: the same program on every task of a cluster of either kind, and in one process."""
 
+from typing import Any
+
 import keras
 
 import tfdist_cli as tfdist
@@ -11,7 +13,8 @@ workload = Workload.read()
 stopwatch = Stopwatch(workload, reports=tfdist.is_chief())
 
 shard = tfdist.ShardRule() if workload.spread is None else tfdist.ShardRule(min_bytes=workload.spread)
-with tfdist.scope(shard=shard):
+balance: dict[str, Any] = {} if workload.balance is None else {"balance": workload.balance}
+with tfdist.scope(shard=shard, **balance):
     model = compiled(keras, workload.size, seed=workload.seed)
 
 tfdist.fit(

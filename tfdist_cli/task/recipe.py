@@ -50,7 +50,8 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
     if recipe.export:
         module.signatures(recipe.export)  # before the training: a missing function is an error
     keras.utils.set_random_seed(recipe.train.seed)
-    with context.scope(PlacementRules(recipe.placement, recipe.shard, recipe.stages, recipe.place)):
+    rules = PlacementRules(recipe.placement, recipe.shard, recipe.stages, recipe.place, recipe.balance)
+    with context.scope(rules):
         model = module.model()
     run_dir = context.environment.run_dir or Path.cwd()
     checkpoints = checkpoints_of_run(recipe, run_dir)

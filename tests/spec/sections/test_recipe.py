@@ -17,6 +17,7 @@ def test_the_services_that_a_recipe_uses():
     [
         ({"place": {"a": "worker:1"}}, "place-skips-task"),
         ({"place": {"a": "worker:0"}, "stages": 1}, "stages-and-place"),
+        ({"place": {"a": "worker:0"}, "balance": "time"}, "balance-and-place"),
         ({"micro_batches": 33}, "micro-batches-do-not-fit"),
     ],
 )

@@ -45,14 +45,21 @@ def test_where_there_are_no_ps_it_says_nothing():
         pass
 
 
-@pytest.mark.parametrize(("key", "value"), [("stages", 2), ("place", {"*": "worker:0"})])
+@pytest.mark.parametrize(("key", "value"), [("stages", 2), ("place", {"*": "worker:0"}), ("balance", "time")])
 def test_layers_of_another_strategy_are_not_placed_and_it_says_so(key, value, log):
     with tfdist.scope(**{key: value}):
         pass
     assert [line.partition(" ")[0] for line in log] == [key]
 
 
+def test_a_place_divides_the_layers_by_itself():
+    with raises(UsageError, "stages-and-place"):
+        tfdist.scope(place={"*": "worker:0"}, balance="time")
+
+
 def test_no_such_placement():
+    with raises(UsageError, "unknown-balance"):
+        tfdist.scope(balance="flops")
     with raises(UsageError, "unknown-placement") as raised:
         tfdist.scope(placement="nearest")
     assert "'nearest'" in raised.value.message

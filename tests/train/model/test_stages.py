@@ -6,7 +6,7 @@ from keras import layers
 
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.model.stages import divide_by_bytes, divide_by_name, layers_in_order
+from tfdist_cli.train.model.stages import divide_by_name, divide_evenly, layers_in_order
 
 
 def nested():
@@ -28,8 +28,8 @@ def test_layers_have_the_names_of_the_models_that_contain_them():
 
 def test_the_largest_stage_is_as_small_as_possible_and_layers_without_weights_follow():
     wide = keras.Sequential([keras.Input((4,)), *(layers.Dense(4, name=f"d{n}") for n in range(6))])
-    assert list(stages(divide_by_bytes(layers_in_order(wide), 3)).values()) == [0, 0, 1, 1, 2, 2]
-    found = stages(divide_by_bytes(layers_in_order(nested()), 2))
+    assert list(stages(divide_evenly(layers_in_order(wide), 3)).values()) == [0, 0, 1, 1, 2, 2]
+    found = stages(divide_evenly(layers_in_order(nested()), 2))
     assert (found["wide"], found["drop"], found["sum"], found["head"]) == (0, 1, 1, 1)
 
 
@@ -59,4 +59,4 @@ def test_patterns_that_do_not_fit_are_refused(place, code):
 
 def test_a_model_with_fewer_layers_than_stages_is_refused():
     with raises(TrainingError, "model-not-splittable"):
-        divide_by_bytes(layers_in_order(nested()), 4)
+        divide_evenly(layers_in_order(nested()), 4)

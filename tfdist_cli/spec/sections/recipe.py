@@ -24,6 +24,7 @@ from tfdist_cli.spec.sections.model import (
     UrlField,
 )
 from tfdist_cli.spec.sections.updates import (
+    Balance,
     EmbeddingRule,
     Jit,
     LearningRate,
@@ -273,8 +274,11 @@ class Recipe(SpecModel):
     shard: ShardRule | None = ShardRule()
     """The variables that are split over several ps; null for none."""
     stages: Count | None = None
-    """The number of parts into which `model_parallel` splits the layers, with about equal bytes. By default one for
-    each worker, or for each task in `place`. More workers make replicas, which divide the data."""
+    """The number of parts into which `model_parallel` splits the layers. By default one for each worker, or for each
+    task in `place`. More workers make replicas, which divide the data."""
+    balance: Balance = "bytes"
+    """What these parts have about equal amounts of. `bytes`: weights. `time`: the time of the layers, which is measured
+    with the first micro-batch when the training starts."""
     place: dict[PlacePattern, WorkerName] | None = None
     """The worker of each layer, for `model_parallel`: `{"encoder/*": "worker:0", "decoder/*": "worker:1"}`. A key is a
     pattern of names; a layer within another one is `outer/inner`. The first key that matches counts."""
@@ -305,6 +309,9 @@ class Recipe(SpecModel):
             if self.stages is not None:
                 message = "place names the worker of each layer: remove stages, or remove place"
                 raise Inconsistent([KeyProblem(("stages",), message, code="stages-and-place")])
+            if self.balance != "bytes":
+                message = "place names the worker of each layer: remove balance, or remove place"
+                raise Inconsistent([KeyProblem(("balance",), message, code="balance-and-place")])
             if sorted(set(self.place.values())) != [f"worker:{n}" for n in range(placed)]:
                 message = f"place has to name worker:0 to worker:{placed - 1}, the stages of one replica, each of them"
                 raise Inconsistent([KeyProblem(("place",), message, code="place-skips-task")])

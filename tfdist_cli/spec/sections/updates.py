@@ -15,6 +15,7 @@ WireType = Literal["float32", "bfloat16", "float16"]
 StepDivision = Literal["dynamic", "equal"]
 BatchDivision = Literal["equal", "proportional"]
 PlacementRule = Literal["greedy", "round_robin"]
+Balance = Literal["bytes", "time"]
 _Count = Annotated[int, Field(ge=1)]
 _RULES = "tfdist_cli.train.engine.parameter_server.update_rules"
 

@@ -35,10 +35,11 @@ from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, 
 from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.engine.mirrored.collectives import Membership
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
-from tfdist_cli.train.engine.model_parallel.stages import divided
+from tfdist_cli.train.engine.model_parallel.stages import divided, measured_times
 from tfdist_cli.train.engine.parameter_server.update_rule import check_updates_within, rule_of
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.stages import layers_in_order
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import is_users
 from tfdist_cli.train.trainer.arguments import as_callbacks
@@ -133,7 +134,7 @@ class RecipeCheck:
             with self._stage("building the model", "model"):
                 self._step.build(spec)
             self._report_model(config, batch, spec)
-            self._divide()
+            self._divide(batch)
             self._take_steps(config, batch, spec, base)
 
     def _built_model(self) -> ModelStep:
@@ -221,13 +222,15 @@ class RecipeCheck:
         check_validation(self._context, config.validation)
         return config
 
-    def _divide(self) -> None:
+    def _divide(self, batch: Any) -> None:
         """Divides the layers among workers that each hold a part of the model."""
         self._parts: list[float] = []
         if count := len(self._workers):
             with self._stage("dividing the layers", "model"):
-                place, stages = self._recipe.place, self._recipe.stage_count(count)
-                self._parts = costs.part_per_worker(divided(self._step.model, place, stages), count)
+                recipe, model = self._recipe, self._step.model
+                times = measured_times(model, batch, recipe.micro_batches) if recipe.balance == "time" else None
+                layers = divided(layers_in_order(model), recipe.place, recipe.stage_count(count), times)
+                self._parts = costs.part_per_worker(layers, count)
 
     def _report_model(self, config: TrainingConfig, batch: Any, spec: Any) -> None:
         model, step = self._step.model, self._step

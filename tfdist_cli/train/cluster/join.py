@@ -24,7 +24,7 @@ from tfdist_cli.protocol import heartbeat, task_events
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.protocol.records import emit, records_enabled
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
+from tfdist_cli.spec.sections.updates import Balance, PlacementRule, ShardRule
 from tfdist_cli.spec.strategies import Strategy, may_leave
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import keep_alive, membership, profiler
@@ -115,9 +115,10 @@ class ClusterContext:
             self.placement.set_rules(rules)
         if self.stages:
             self.stages.set_rules(rules)
-        elif (rules.stages or rules.place) and self.environment.is_chief:
-            key = "place" if rules.place else "stages"
-            log.info("%s is ignored: it applies to model_parallel, not to %s", key, self.environment.strategy)
+        elif self.environment.is_chief:
+            given = {"stages": rules.stages, "place": rules.place, "balance": rules.balance != "bytes"}
+            for key in (key for key, value in given.items() if value):
+                log.info("%s is ignored: it applies to model_parallel, not to %s", key, self.environment.strategy)
         check_weight_type(self.environment)
         return self.strategy.scope()
 
@@ -190,6 +191,7 @@ def scope(
     shard: ShardRule | None = DEFAULT_PLACEMENT.shard,
     stages: int | None = None,
     place: Mapping[str, str] | None = None,
+    balance: Balance = DEFAULT_PLACEMENT.balance,
 ) -> AbstractContextManager[Any]:
     """Returns the scope to build and compile a model in, on every task of a cluster and in a single process.
 
@@ -202,21 +204,28 @@ def scope(
         shard: the variables that are sharded over several ps; by default those of at least 64 MiB; None for none.
         stages: the number of parts into which `model_parallel` splits the layers; by default one for each worker.
         place: the worker of each layer, for `model_parallel`: `{"encoder/*": "worker:0", "*": "worker:1"}`.
+        balance: what the stages have about equal amounts of: `bytes` of weights; or `time`, that of their layers, which
+            is measured when the training starts.
 
     Returns:
         `tf.distribute.Strategy.scope()` of the strategy that `TF_CONFIG` describes.
 
     Raises:
-        UsageError: there is no such placement.
+        UsageError: there is no such placement or balance, or `place` is given with `stages` or `balance`.
         TrainingError: variables were created with another placement or shard.
     """
-    if placement not in get_args(PlacementRule):
+    for name, value, choices in (("placement", placement, PlacementRule), ("balance", balance, Balance)):
+        if value not in get_args(choices):
+            raise UsageError(
+                f"{value!r} is not a {name}", code=f"unknown-{name}", hint=f"use {' or '.join(get_args(choices))}"
+            )
+    if place and (stages or balance != "bytes"):
         raise UsageError(
-            f"{placement!r} is not a placement",
-            code="unknown-placement",
-            hint=f"use {' or '.join(get_args(PlacementRule))}",
+            "place names the worker of each layer, so stages and balance have no effect",
+            code="stages-and-place",
+            hint="remove place, or stages and balance",
         )
-    return join().scope(PlacementRules(placement, shard, stages, place))
+    return join().scope(PlacementRules(placement, shard, stages, place, balance))
 
 
 def _send_versions() -> None:

@@ -1,4 +1,4 @@
-"""Divides the layers of a model into stages: as the user names them, or with about equal bytes."""
+"""Divides the layers of a model into stages: as the user names them, or with about equal bytes or times."""
 
 from __future__ import annotations
 
@@ -45,8 +45,15 @@ def _walk(layer: Any, within: tuple[str, ...], *, divided: bool) -> Iterator[Nam
         yield from _walk(each, (name, *within), divided=splits)
 
 
-def divide_by_bytes(layers: Sequence[NamedLayer], count: int) -> list[tuple[keras.Layer, int]]:
-    """Divides layers into stages whose largest has as few bytes of weights as possible.
+def divide_evenly(
+    layers: Sequence[NamedLayer], count: int, costs: Mapping[int, float] | None = None
+) -> list[tuple[keras.Layer, int]]:
+    """Divides layers into stages whose largest is as small as possible.
+
+    Args:
+        layers: the layers.
+        count: the number of stages.
+        costs: the size of each layer of `whole_layers`, by its `id`; None for the number of its weights.
 
     Returns:
         Each layer with its stage. A layer without weights is in the stage of the one before it.
@@ -54,20 +61,17 @@ def divide_by_bytes(layers: Sequence[NamedLayer], count: int) -> list[tuple[kera
     Raises:
         TrainingError: fewer layers have weights than there are stages.
     """
-    whole = [each.layer for each in layers if each.whole]
-    sizes, seen = [], set[int]()
-    for layer in whole:
-        own = [weight for weight in layer.weights if id(weight) not in seen]
-        seen.update(map(id, own))
-        sizes.append(sum(int(np.prod(weight.shape)) for weight in own))
-    weighted = [index for index, size in enumerate(sizes) if size]
-    if len(weighted) < count:
+    whole = whole_layers(layers)
+    weights = _weights(whole)
+    begins = [index for index, size in enumerate(weights) if size]
+    if len(begins) < count:
         raise TrainingError(
-            f"the model cannot be split into {count} stages: only {len(weighted)} of its layers have weights",
+            f"the model cannot be split into {count} stages: only {len(begins)} of its layers have weights",
             code="model-not-splittable",
             hint="use fewer stages, or name inner layers in place: {'block/attention': worker:0}",
         )
-    starts = {weighted[first] for first in _cuts([sizes[index] for index in weighted], count)}
+    sizes = np.array(weights if costs is None else [costs.get(id(layer), 0) for layer in whole], np.float64)
+    starts = {begins[first] for first in _cuts(np.add.reduceat(sizes, [0, *begins[1:]]), count)}
     stage, divided = 0, []
     for index, layer in enumerate(whole):
         stage += index in starts
@@ -75,7 +79,22 @@ def divide_by_bytes(layers: Sequence[NamedLayer], count: int) -> list[tuple[kera
     return divided
 
 
-def _cuts(sizes: Sequence[int], count: int) -> list[int]:
+def whole_layers(layers: Sequence[NamedLayer]) -> list[keras.Layer]:
+    """Returns the smallest parts of a model that are placed without being named, in the order of their calls."""
+    return [each.layer for each in layers if each.whole]
+
+
+def _weights(layers: Sequence[keras.Layer]) -> list[int]:
+    """The number of weights of each layer, without those of a layer before it."""
+    sizes, seen = [], set[int]()
+    for layer in layers:
+        own = [weight for weight in layer.weights if id(weight) not in seen]
+        seen.update(map(id, own))
+        sizes.append(sum(int(np.prod(weight.shape)) for weight in own))
+    return sizes
+
+
+def _cuts(sizes: Sequence[float] | np.ndarray, count: int) -> list[int]:
     """The index at which each part but the first starts; the largest part is as small as possible, none is empty."""
     sums = np.concatenate([[0], np.cumsum(sizes)])
     best = {(1, end): (float(sums[end]), 0) for end in range(1, len(sizes) + 1)}

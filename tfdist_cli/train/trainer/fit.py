@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -19,7 +18,7 @@ from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated, with_length
 from tfdist_cli.train.engine.base import Engine
-from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots
+from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots, times_of_layers
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
@@ -200,12 +199,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     check_targets(model, spec)
     with all_tasks_used(context, "tfdist.fit"), SigtermRequest() as sigterm:
         with context.strategy.scope():
-            with placed_before_slots(context.stages, model) if context.stages else nullcontext():
-                step.build(spec)
-            if context.stages:
-                place_layers(context.stages, model)  # the layers of a model with a train_step of its own
-            if placement := context.placement or context.stages:
-                placement.report(model, [*step.optimizer_variables, *index_variables(model)])
+            _build(context, step, spec, config)
             _track_changes(model, config.checkpoints)
             engine = select_engine(context, step, spec, config.rules)
             if engine.is_chief:
@@ -231,6 +225,20 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         reporter.finish()
         loop.check_saved()
     return history
+
+
+def _build(context: ClusterContext, step: ModelStep, spec: Any, config: TrainingConfig) -> None:
+    """Creates all variables, and places them."""
+    model, stages = step.model, context.stages
+    if stages:
+        times = times_of_layers(stages, model, config.data, config.rules.micro_batches)
+        with placed_before_slots(stages, model, times):
+            step.build(spec)
+        place_layers(stages, model, times)  # the layers of a model with a train_step of its own
+    else:
+        step.build(spec)
+    if placement := context.placement or stages:
+        placement.report(model, [*step.optimizer_variables, *index_variables(model)])
 
 
 def _track_changes(model: keras.Model, checkpoints: CheckpointConfig | None) -> None:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import emit
-from tfdist_cli.spec.sections.updates import PlacementRule, ShardRule
+from tfdist_cli.spec.sections.updates import Balance, PlacementRule, ShardRule
 from tfdist_cli.train.tf_compat.distribute import (
     VariableMethods,
     creator_of,
@@ -44,12 +44,14 @@ class PlacementRules:
         shard: which variables are sharded; None for none.
         stages: the number of stages of a model whose layers are on several workers; None for one for each worker.
         place: the worker of each layer, by a pattern of names, in place of `stages`.
+        balance: what stages have about equal amounts of: `bytes` of weights, or `time` in their layers.
     """
 
     placement: PlacementRule = "greedy"
     shard: ShardRule | None = field(default_factory=ShardRule)
     stages: int | None = None
     place: Mapping[str, str] | None = None
+    balance: Balance = "bytes"
 
     def __str__(self) -> str:
         sharding = self.shard and ", ".join(f"{key}={value}" for key, value in self.shard.model_dump().items())

@@ -45,6 +45,7 @@ class Stages:
 
     Attributes:
         rules: how many stages there are, or which layers they have.
+        assigned: the layers that have been assigned, each with its stage.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, workers: int) -> None:
@@ -58,6 +59,7 @@ class Stages:
         self._target = ""
         """The device of the variable that is created to move another one there."""
         self.rules = PlacementRules()
+        self.assigned: list[tuple[keras.Layer, int]] = []
         record_initial_values()
         replace_variable_methods(strategy, VariableMethods(self._create_variable, _update))
 
@@ -77,6 +79,11 @@ class Stages:
             )
 
     @property
+    def workers(self) -> list[str]:
+        """The devices of the workers."""
+        return list(self._workers)
+
+    @property
     def count(self) -> int:
         """The number of stages."""
         return len(set(self.rules.place.values())) if self.rules.place else self.rules.stages or len(self._workers)
@@ -94,6 +101,7 @@ class Stages:
         Args:
             layers: the layers, each with its stage, inner layers before those that contain them.
         """
+        self.assigned = list(layers)
         self._stages = {id(layer): (layer, stage) for layer, stage in layers}
         self._stage_of.clear()
         stored, seen = [0] * len(self._workers), set()
