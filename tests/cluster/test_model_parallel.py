@@ -59,7 +59,16 @@ def dataset(params, split, shard):
 def test_stages_and_replicas_train_as_one_process_and_resume_with_other_stages(tmp_path, monkeypatch):
     folder = project(tmp_path, CLUSTER, RECIPE, RECIPE_YAML)
     (folder / "branches.py").write_text(RECIPE)
-    changed = ("--set", "stages=4", "--set", "train.batch_size=16", "--set", "train.max_steps=36")
+    changed = (
+        "--set",
+        "stages=4",
+        "--set",
+        "balance=time",
+        "--set",
+        "train.batch_size=16",
+        "--set",
+        "train.max_steps=36",
+    )
     for more in ((), changed):
         done = launch(folder, "--run-dir", "run", *more)
         assert done.code == 0, done.stderr
