@@ -17,7 +17,7 @@ from tfdist_cli.train.layers import DynamicEmbedding, row_index
 
 pytestmark = pytest.mark.slow
 
-IDS, WIDTH, BATCH = 1500, 4, 64
+IDS, WIDTH, BATCH = 1400, 4, 64
 random = np.random.default_rng(0)
 X, Y = random.integers(0, IDS, (4 * BATCH, 3)), random.normal(size=(4 * BATCH, 1)).astype(np.float32)
 SEEN = np.unique(X)
@@ -176,6 +176,14 @@ def test_arguments_that_do_not_fit_are_refused(given):
 def test_an_initializer_that_cannot_draw_single_rows_is_refused():
     with raises(UsageError, "dynamic-embedding-initializer"):
         DynamicEmbedding(WIDTH, 10, embeddings_initializer="glorot_uniform")
+
+
+def test_a_table_that_evicts_nothing_has_a_row_for_each_id_up_to_its_capacity():
+    layer = DynamicEmbedding(1, capacity=50_000)
+    layer.build()
+    ids = tf.range(4_900_000, 4_950_000, dtype=tf.int64)  # a bucket that gets many of these was full at 0.8 of the rows
+    rows, _ = tf.function(layer.index.rows)(ids, create=True)
+    assert len(np.unique(rows)) == 50_000 and 0 not in rows
 
 
 def test_a_full_table_ends_the_training_with_what_to_do():
