@@ -48,8 +48,8 @@ def adam():
     return keras.optimizers.Adam(0.05)
 
 
-def build(policy="lru", optimizer=adagrad):
-    given = {"capacity": 4 * GROUP} if policy == "plain" else {"capacity": GROUP}
+def build(policy="lru", optimizer=adagrad, groups=None):
+    given = {"capacity": round((groups or (4 if policy == "plain" else 1)) * GROUP)}
     tables = [DynamicEmbedding(WIDTH, name=f"table_{n}", **given, **POLICIES[policy]) for n in range(2)]
     ids = keras.Input((3,), dtype="int64")
     vectors = keras.layers.Concatenate()([tables[0](ids), tables[1](ids // 2)])
@@ -64,8 +64,8 @@ def stream(steps=60):
     return batches(ids, np.ones((len(ids), 1), np.float32), batch=BATCH)
 
 
-def built(policy="lru", *, tracked=True, optimizer=adagrad):
-    model = build(policy, optimizer)
+def built(policy="lru", *, tracked=True, optimizer=adagrad, groups=None):
+    model = build(policy, optimizer, groups)
     step = ModelStep(model)
     step.build(SPEC)
     if tracked:
@@ -120,6 +120,59 @@ def test_deltas_of_a_training_have_all_that_changed(policy, optimizer, tmp_path,
     assert [folder.find(number).state.deltas for number in folder.steps()] == [0, 1, 2, 3, 0, 1]
     for number in folder.steps():
         assert_restores(folder, number, at[number], policy, optimizer=optimizer)
+
+
+def held(step):
+    """What each table holds for its ids, and for those without rows."""
+    for index in row_indices(step.model):
+        ids, rows = index.ids()
+        at = np.append(0, rows[np.argsort(ids)])
+        yield np.sort(ids)
+        for variable in index.row_variables:
+            yield variable.value.numpy().reshape(-1, *index.row_shape(variable))[at]
+
+
+@pytest.mark.parametrize(("policy", "optimizer"), [("plain", adam), ("lru", adagrad)])
+def test_a_checkpoint_is_read_into_tables_of_another_size(policy, optimizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "FILE_BYTES", 40 * GROUP)  # so that there are several pieces
+    checkpoints = tfdist.Checkpoints(tmp_path, every_steps=20, keep=100, full_every=4)
+    before = build(policy, optimizer)
+    tfdist.fit(before, stream(), epochs=1, checkpoints=checkpoints)
+    folder = CheckpointFolder(tmp_path)
+    assert folder.find(60).state.deltas == 2
+    step = built(policy, tracked=True, optimizer=optimizer, groups=6)
+    change(step, 7, 11)  # of a training that fell back to the checkpoint
+    folder.restore(folder.find(60), step)
+    assert [int(index.table.shape[0]) // GROUP for index in row_indices(step.model)] == [
+        6 if policy == "lru" else 9
+    ] * 2
+    for own, expected in zip(held(step), held(ModelStep(before)), strict=True):
+        np.testing.assert_array_equal(own, expected)
+    save(folder, step, 61)
+    assert folder.find(61).state.deltas == 0  # a delta has the numbers of rows
+    assert_restores(folder, 61, values(step), policy, optimizer=optimizer, groups=6)
+
+
+def test_tables_of_parameter_servers_are_read_into_larger_ones(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_index, "_is_shared", lambda: True)
+    before = build("plain")
+    tfdist.fit(before, stream(), epochs=1, checkpoints=tfdist.Checkpoints(tmp_path, every_steps=60))
+    folder = CheckpointFolder(tmp_path)
+    with servers(3, shard=ShardRule(min_bytes=100)).scope():
+        step = built("plain", tracked=False, groups=6)
+        folder.restore(folder.find(60), step)
+    for own, expected in zip(held(step), held(ModelStep(before)), strict=True):
+        np.testing.assert_array_equal(own, expected)
+
+
+def test_a_table_that_is_too_small_for_a_checkpoint_evicts_or_says_so(tmp_path):
+    tfdist.fit(build("plain"), stream(), epochs=1, checkpoints=tfdist.Checkpoints(tmp_path, every_steps=60))
+    folder = CheckpointFolder(tmp_path)
+    with raises(TrainingError, "dynamic-embedding-full"):
+        folder.restore(folder.find(60), built("plain", groups=0.5))
+    step = built("lru", groups=1)
+    folder.restore(folder.find(60), step)
+    assert [len(index.ids()[0]) for index in row_indices(step.model)] == [pytest.approx(GROUP, rel=0.03)] * 2
 
 
 @pytest.mark.rotates(5)

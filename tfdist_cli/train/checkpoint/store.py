@@ -31,6 +31,7 @@ from tfdist_cli.protocol.run_files import read_bytes
 from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.train.checkpoint.durable_files import digest_of, remove, sync, write_synced
 from tfdist_cli.train.checkpoint.files.deltas import delta_prefix, read_variables, refer, write_changes
+from tfdist_cli.train.checkpoint.files.resized_tables import rows_of_resized, shapes_before
 from tfdist_cli.train.checkpoint.files.retention import EVALUATED_FILE, parse_evaluated, steps_to_remove, undamaged
 from tfdist_cli.train.checkpoint.files.state import (
     ARRAYS_FILE,
@@ -44,7 +45,7 @@ from tfdist_cli.train.checkpoint.files.state import (
     sealed,
     verify,
 )
-from tfdist_cli.train.checkpoint.tensors import VARIABLES, ReadPiece, read_live, saved_variables, write_variables
+from tfdist_cli.train.checkpoint.tensors import VARIABLES, ReadPiece, read_live, write_variables
 from tfdist_cli.train.checkpoint.uploads import Report
 from tfdist_cli.train.layers.changed_rows import ChangedRows
 from tfdist_cli.train.layers.dynamic_tables import forget_changes
@@ -254,11 +255,13 @@ class CheckpointFolder:
         """
         state = checkpoint.state
         saved = [(dtype, tuple(shape)) for _, dtype, shape in state.shapes]
-        wanted = [(dtype, tuple(shape)) for _, dtype, shape in _shapes(step)]
+        resized = rows_of_resized(step, state.shapes)
+        shapes = shapes_before(step, resized)
+        wanted = [(dtype, tuple(shape)) for _, dtype, shape in shapes]
         count = len(step.parameters) + len(step.saved_state)
         if (saved if optimizer else saved[:count]) != (wanted if optimizer else wanted[:count]):
             raise TrainingError(
-                f"{checkpoint.location} is a checkpoint of another model: {_difference(state.shapes, _shapes(step))}",
+                f"{checkpoint.location} is a checkpoint of another model: {_difference(state.shapes, shapes)}",
                 code="checkpoint-of-another-model",
                 hint="set another checkpoint.dir, or train with the model and optimizer that the checkpoint is of",
             )
@@ -268,10 +271,10 @@ class CheckpointFolder:
                 code="checkpoint-of-another-optimizer",
                 hint="set another checkpoint.dir, or train with the optimizer that the checkpoint is of",
             )
-        read_variables(step, checkpoint.path, optimizer=optimizer, deltas=state.deltas)
+        read_variables(step, checkpoint.path, optimizer=optimizer, deltas=state.deltas, resized=resized)
         if optimizer:
             forget_changes(step.model)
-            self._base = None if checkpoint.url else checkpoint
+            self._base = None if checkpoint.url or resized else checkpoint
 
     def publish(self, step: int, report: Report) -> None:
         """Makes a saved checkpoint available to other machines; here it already is.
@@ -384,7 +387,7 @@ def damaged_names(folder: str) -> Iterator[str]:
 
 
 def _shapes(step: ModelStep) -> list[list[Any]]:
-    return [[variable.path, variable.dtype, list(variable.shape)] for variable in saved_variables(step)]
+    return shapes_before(step, {})
 
 
 def _difference(saved: list[list[Any]], wanted: list[list[Any]]) -> str:

@@ -69,7 +69,7 @@ def full_table(error: BaseException) -> TrainingError | None:
     return TrainingError(
         f"the table {found[1]} of a DynamicEmbedding is full: there are more ids than its capacity",
         code="dynamic-embedding-full",
-        hint="give the layer a larger capacity, or evict='lru'",
+        hint="give the layer a larger capacity, or evict='lru': the training continues from its last checkpoint",
     )
 
 

@@ -194,6 +194,7 @@ class RowIndex:
                 for shard, marks in zip(parts(variable), parts(self._changed), strict=True):
                     keep_marks(shard, marks)
         self._functions = {create: self._function(create=create) for create in (False, True)}
+        self._place_ids = self._placing_function()
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -295,6 +296,33 @@ class RowIndex:
             place = tf.gather(place, tf.math.invert_permutation(tf.concat(places, axis=0)))
         return FoundRows(slots, counts, tf.gather(place, where))
 
+    def clear(self) -> None:
+        """Takes all rows from their ids."""
+        for keys in parts(self.keys):
+            with tf.device(keys.device):
+                keys.assign(tf.zeros_like(keys))
+
+    def place(self, ids: tf.Tensor) -> np.ndarray:
+        """Gives rows to ids that have none, whatever their number of uses. No step is running.
+
+        Args:
+            ids: int64, shape (n,), distinct.
+
+        Returns:
+            The row of each id, int32, shape (n,); -1 if it found none.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a table that does not evict is full.
+        """
+        found = np.full(ids.shape, -1, np.int32)
+        firsts = [shard.first_group for shard in self._shards]
+        owner = np.searchsorted(firsts, self._group(hashed(ids)).numpy(), side="right") - 1
+        for shard in self._shards:
+            own = np.flatnonzero(owner == shard.number)
+            rows = self._place_ids(shard, tf.gather(ids, own)).numpy()
+            found[own] = np.where(rows < 0, -1, rows + shard.first_group * GROUP)
+        return found
+
     def ids(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids that have rows, int64, and their rows, int32, both of shape (n,)."""
         keys, counts = (np.concatenate([part.numpy() for part in parts(each)]) for each in (self.keys, self.count))
@@ -386,6 +414,17 @@ class RowIndex:
                 return self._slots_of_shard(shard, _Ids(ids, some, strings))[0]
 
         return function_kept_whole(slots)
+
+    def _placing_function(self) -> Any:
+        def placed(shard: _Shard, ids: tf.Tensor) -> tf.Tensor:
+            with tf.device(shard.rows.device):
+                keys = hashed(ids)
+                strings = None if shard.strings is None else tf.fill(tf.shape(ids), "")
+                own = _Ids(ids, tf.ones_like(ids, tf.int32), strings)
+                group = self._group(keys) - shard.first_group
+                return _locked(shard, lambda: self._create(shard, own, keys, group, _now()))[0]
+
+        return function_kept_whole(placed)
 
     def _slots_of_shard(self, shard: _Shard, own: _Ids) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the row of each id within a shard, -1 if it has none, and whether it was created now."""

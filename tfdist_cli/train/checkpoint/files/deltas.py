@@ -6,7 +6,7 @@ other variables completely.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.checkpoint.durable_files import link
 from tfdist_cli.train.checkpoint.files.state import ARRAYS_FILE, StoredCheckpoint, TrainingState
+from tfdist_cli.train.checkpoint.files.resized_tables import Part, read_resized
 from tfdist_cli.train.checkpoint.tensors import (
     FILE_BYTES,
     VARIABLES,
@@ -68,7 +69,9 @@ def numbers_name(number: int) -> str:
     return f"rows/{number}"
 
 
-def read_variables(step: ModelStep, folder: Path, *, optimizer: bool, deltas: int = 0) -> None:
+def read_variables(
+    step: ModelStep, folder: Path, *, optimizer: bool, deltas: int = 0, resized: Mapping[int, int] | None = None
+) -> None:
     """Reads the files of a checkpoint into the variables; these may have another number of shards.
 
     Args:
@@ -76,8 +79,14 @@ def read_variables(step: ModelStep, folder: Path, *, optimizer: bool, deltas: in
         folder: the folder of the files.
         optimizer: whether to read the optimizer's variables, too.
         deltas: how many deltas there are.
+        resized: the numbers of the dynamic tables that have another number of rows in the files, and that number.
     """
     named = list(named_variables(step, optimizer=optimizer))
+    for number, rows in (resized or {}).items():
+        index = row_indices(step.model)[number]
+        own = {id(variable) for variable in index.row_variables}
+        read_resized(index, [each for each in named if id(each[1]) in own], list(_parts(folder, number, rows, deltas)))
+        named = [each for each in named if id(each[1]) not in own]
     indices = row_indices(step.model) if deltas else []
     of_tables = {id(variable) for index in indices for variable in index.row_variables}
     read_entries(folder / VARIABLES, [each for each in named if not deltas or id(each[1]) in of_tables])
@@ -87,6 +96,14 @@ def read_variables(step: ModelStep, folder: Path, *, optimizer: bool, deltas: in
             _read_rows(delta_prefix(folder, delta), number, index, [each for each in named if id(each[1]) in own])
     if deltas:
         read_entries(delta_prefix(folder, deltas), [each for each in named if id(each[1]) not in of_tables])
+
+
+def _parts(folder: Path, number: int, rows: int, deltas: int) -> Iterator[Part]:
+    """Yields the parts of a checkpoint that hold rows of a table."""
+    yield Part(folder / VARIABLES, np.arange(rows, dtype=np.int32), complete=True)
+    for delta in range(1, deltas + 1):
+        prefix = delta_prefix(folder, delta)
+        yield Part(prefix, restored(prefix, [(numbers_name(number), "", tf.int32)])[0].numpy(), complete=False)
 
 
 def delta_prefix(folder: Path, number: int) -> Path:
