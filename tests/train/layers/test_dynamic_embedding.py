@@ -183,7 +183,8 @@ def test_a_table_that_evicts_nothing_has_a_row_for_each_id_up_to_its_capacity():
     layer.build()
     ids = tf.range(4_900_000, 4_950_000, dtype=tf.int64)  # a bucket that gets many of these was full at 0.8 of the rows
     rows, _ = tf.function(layer.index.rows)(ids, create=True)
-    assert len(np.unique(rows)) == 50_000 and 0 not in rows
+    assert len(np.unique(rows)) == 50_000
+    assert 0 not in rows
 
 
 def test_a_full_table_ends_the_training_with_what_to_do():

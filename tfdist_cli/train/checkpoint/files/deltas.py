@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.checkpoint.durable_files import link
-from tfdist_cli.train.checkpoint.files.state import ARRAYS_FILE, StoredCheckpoint, TrainingState
 from tfdist_cli.train.checkpoint.files.resized_tables import Part, read_resized
+from tfdist_cli.train.checkpoint.files.state import ARRAYS_FILE, StoredCheckpoint, TrainingState
 from tfdist_cli.train.checkpoint.tensors import (
     FILE_BYTES,
     VARIABLES,

@@ -115,7 +115,7 @@ def _steps(index: RowIndex, rows: int) -> Iterator[tuple[int, int]]:
     yield from ((first, min(step, rows - first)) for first in range(0, rows, step))
 
 
-def _move(  # noqa: PLR0913 a table, and which of its rows
+def _move(
     index: RowIndex,
     variables: list[tuple[str, keras.Variable]],
     part: Part,
