@@ -51,6 +51,7 @@ def test_the_package_is_needed(monkeypatch):
     [
         (ConnectionError("Could not find any running Ray instance."), "ray-unreachable"),
         (RuntimeError("…\nModuleNotFoundError: No module named 'tfdist_cli'"), "tfdist-missing"),
+        (RuntimeError("…\nRuntimeError: the agent … exited with code 1: No module named 'yaml'"), "tfdist-missing"),
         (RuntimeError("The actor died unexpectedly\nmore"), "slots-lost"),
         (RuntimeError(), "slots-lost"),
     ],

@@ -93,6 +93,10 @@ def test_addresses_are_spark_s(home):
     [
         ("[SPARK-24819]: Barrier execution mode does not allow run …", "too-few-slots"),
         ("Traceback …\nModuleNotFoundError: No module named 'tfdist_cli'\n", "tfdist-missing"),
+        (
+            "…\nRuntimeError: the agent of … exited with code 1: ModuleNotFoundError: No module named 'yaml'\n",
+            "tfdist-missing",
+        ),
         ("[SPARK-24942]: Barrier execution mode does not support dynamic …", "dynamic-allocation"),
         ("SparkContext has been shutdown", "spark-unreachable"),
         ("Job aborted. Most recent failure reason: ExecutorLostFailure (executor 1 exited)\n\nDriver …", "slots-lost"),

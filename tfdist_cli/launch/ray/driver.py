@@ -10,7 +10,7 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit
 
-from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
+from tfdist_cli.launch.slots.driver_errors import DriverError, error_line, missing_package
 from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
 from tfdist_cli.launch.slots.slot import run_agent
 
@@ -106,13 +106,10 @@ def _exit_with(control: socket.socket) -> None:
 
 
 def _driver_error(error: Exception) -> DriverError:
-    if "No module named 'tfdist_cli'" in str(error):
-        return DriverError(
-            "tfdist is not installed on a node",
-            "tfdist-missing",
-            "install it in the Python environment of Ray on all nodes",
-            usage=True,
-        )
+    if missing := missing_package(
+        str(error), "on a node", "install tfdist with all its packages in the Python environment of Ray on all nodes"
+    ):
+        return missing
     if isinstance(error, OSError | ValueError):
         return DriverError(
             f"the cluster cannot be reached: {_summary(error)}",

@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
+from tfdist_cli.launch.slots.driver_errors import DriverError, error_line, missing_package
 from tfdist_cli.launch.slots.handshake import DRIVER, OPTIONS, SECRET, Caller, connect
 from tfdist_cli.launch.spark.barrier import run_slot
 
@@ -62,13 +62,12 @@ def driver_error(error: Any, slots: int) -> DriverError:
             "start the session with spark.dynamicAllocation.enabled=false",
             usage=True,
         )
-    if "No module named 'tfdist_cli'" in message:
-        return DriverError(
-            "tfdist is not installed for the executors' Python",
-            "tfdist-missing",
-            "install it there, or name the Python that has it: spark: {python: …}",
-            usage=True,
-        )
+    if missing := missing_package(
+        message,
+        "for the executors' Python",
+        "install tfdist with all its packages there, or name the Python that has them: spark: {python: …}",
+    ):
+        return missing
     if _SHUT_DOWN in message:
         return DriverError(
             "its master does not answer, or has ended the application",
