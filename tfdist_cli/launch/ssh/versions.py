@@ -49,7 +49,7 @@ def compare(hosts: Mapping[str, Mapping[str, str]], here: Mapping[str, str], *, 
                 f"TensorFlow is not installed on {host}, and training needs it",
                 code="no-tensorflow",
                 hint=f"install 'tfdist-cli[cpu]' or 'tfdist-cli[cuda]' on {host}, or name the Python that has it "
-                "as 'python' of the host",
+                "with the key python of the host or of the section spark",
             )
     if not same:
         return
