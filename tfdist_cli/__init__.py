@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tfdist_cli.train.data.parquet import read_parquet
     from tfdist_cli.train.data.pipeline import Shard
     from tfdist_cli.train.prediction.predict import predict
-    from tfdist_cli.train.trainer.config import Checkpoints, Validation
+    from tfdist_cli.train.trainer.config.checkpoints import Checkpoints
+    from tfdist_cli.train.trainer.config.validation import Validation
     from tfdist_cli.train.trainer.evaluate import evaluate
     from tfdist_cli.train.trainer.fit import fit
 

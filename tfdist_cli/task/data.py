@@ -22,7 +22,8 @@ from tfdist_cli.train.data.inputs import Inputs, weighted
 from tfdist_cli.train.data.mismatch import check_batched_once, comes_in_batches
 from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded, with_length
 from tfdist_cli.train.data.python_data import is_python_data
-from tfdist_cli.train.trainer.config import DataSource, Validation
+from tfdist_cli.train.trainer.config.training_arguments import DataSource
+from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.fit import BatchSource
 
 HELD_OUT = "validation"

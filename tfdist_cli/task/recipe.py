@@ -23,7 +23,9 @@ from tfdist_cli.train.checkpoint.scores import CheckpointScores
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
 from tfdist_cli.train.trainer.checks import check_evaluator
-from tfdist_cli.train.trainer.config import Checkpoints, TrainingArguments, Validation
+from tfdist_cli.train.trainer.config.checkpoints import Checkpoints
+from tfdist_cli.train.trainer.config.training_arguments import TrainingArguments
+from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.evaluator import run_evaluator
 from tfdist_cli.train.trainer.fit import train
 from tfdist_cli.train.trainer.reporting import log

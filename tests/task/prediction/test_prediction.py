@@ -22,7 +22,7 @@ from tfdist_cli.task.prediction.inputs import READERS, Reading, bound, read
 from tfdist_cli.task.prediction.job import PredictionJob, Shard, model_of
 from tfdist_cli.task.prediction.outputs import FORMATS, seal
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.trainer.config import Checkpoints
+from tfdist_cli.train.trainer.config.checkpoints import Checkpoints
 
 PART = ("--part-size", 10, "--batch-size", 4)
 

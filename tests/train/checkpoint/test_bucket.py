@@ -23,7 +23,7 @@ from tfdist_cli.train.checkpoint.bucket import BucketCheckpoints
 from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, TrainingState
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.trainer import config
+from tfdist_cli.train.trainer.config import checkpoints as module
 
 pytestmark = pytest.mark.slow
 
@@ -287,7 +287,7 @@ def s3(s3, monkeypatch):
 
 
 def fit(scratch, monkeypatch, **given):
-    monkeypatch.setattr(config, "scratch_folder", lambda *_: scratch)
+    monkeypatch.setattr(module, "scratch_folder", lambda *_: scratch)
     keras.utils.set_random_seed(3)
     model = classifier()
     saved = tfdist.Checkpoints("s3://bucket/run", every_steps=3) if scratch else None

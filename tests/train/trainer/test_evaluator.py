@@ -12,7 +12,7 @@ from tfdist_cli.train.checkpoint.files.state import TrainingState
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer import evaluator
-from tfdist_cli.train.trainer.config import Validation
+from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.evaluator import run_evaluator
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,9 @@ from tfdist_cli.train.checkpoint.files.state import TrainingState
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.data.pipeline import Shard
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.trainer.config import CheckpointConfig, Counting, Schedule, TrainingConfig
+from tfdist_cli.train.trainer.config.checkpoints import CheckpointConfig
+from tfdist_cli.train.trainer.config.schedule import Schedule
+from tfdist_cli.train.trainer.config.training import Counting, TrainingConfig
 from tfdist_cli.train.trainer.resume import epoch_position, restore_checkpoint
 from tfdist_cli.train.trainer.sigterm import Terminated
 

@@ -44,14 +44,9 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.op_errors import is_users
 from tfdist_cli.train.trainer.arguments import as_callbacks
 from tfdist_cli.train.trainer.checks import check_callbacks, check_targets, check_validation, data_errors_explained
-from tfdist_cli.train.trainer.config import (
-    OPEN_END,
-    TrainingArguments,
-    TrainingConfig,
-    check_ends,
-    known_steps_of_pass,
-    worker_shards,
-)
+from tfdist_cli.train.trainer.config.data_length import check_ends, known_steps_of_pass, worker_shards
+from tfdist_cli.train.trainer.config.training import OPEN_END, TrainingConfig
+from tfdist_cli.train.trainer.config.training_arguments import TrainingArguments
 from tfdist_cli.train.trainer.evaluate import Watch
 
 MOST_SHARDS = 16

@@ -16,7 +16,7 @@ from tfdist_cli.train.prediction.function import Leaves
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.mirrored import WORD, summing
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_predicted_batches
-from tfdist_cli.train.trainer.config import Verbose
+from tfdist_cli.train.trainer.config.training import Verbose
 from tfdist_cli.train.trainer.sigterm import end_if_terminated
 
 

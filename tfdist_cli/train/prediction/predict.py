@@ -24,7 +24,8 @@ from tfdist_cli.train.prediction.parameter_server import predict_on_workers
 from tfdist_cli.train.tf_compat.distribute import strategy_of
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts
 from tfdist_cli.train.trainer.checks import all_tasks_used, check_is_no_evaluator, data_errors_explained
-from tfdist_cli.train.trainer.config import Verbose, worker_shards
+from tfdist_cli.train.trainer.config.data_length import worker_shards
+from tfdist_cli.train.trainer.config.training import Verbose
 from tfdist_cli.train.trainer.reporting import enable_logging
 
 

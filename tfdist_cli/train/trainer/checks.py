@@ -20,7 +20,9 @@ from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.own_step.optimizers import overrides
 from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
-from tfdist_cli.train.trainer.config import TrainingConfig, Validation, worker_shards
+from tfdist_cli.train.trainer.config.data_length import worker_shards
+from tfdist_cli.train.trainer.config.training import TrainingConfig
+from tfdist_cli.train.trainer.config.validation import Validation
 
 log = logging.getLogger("tfdist")
 

@@ -27,7 +27,8 @@ from tfdist_cli.train.trainer.checks import (
     check_validation,
     data_errors_explained,
 )
-from tfdist_cli.train.trainer.config import Validation, Verbose
+from tfdist_cli.train.trainer.config.training import Verbose
+from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.reporting import REPORT_SECONDS, enable_logging
 from tfdist_cli.train.trainer.sigterm import Terminated, termination_requested
 

@@ -17,7 +17,7 @@ from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
 from tfdist_cli.train.engine.mirrored.collectives import Membership
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep
-from tfdist_cli.train.trainer.config import Validation
+from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.evaluate import Watch
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
 from tfdist_cli.train.trainer.reporting import EVALUATION_FILE, flatten_metrics, format_metrics, log, utc_now

@@ -37,19 +37,12 @@ from tfdist_cli.train.trainer.checks import (
     data_errors_explained,
     warn_of_unused_optimizers,
 )
-from tfdist_cli.train.trainer.config import (
-    DEFAULT_EMBEDDINGS,
-    CheckpointConfig,
-    Checkpoints,
-    Schedule,
-    TrainingArguments,
-    TrainingConfig,
-    Validation,
-    ValidationArguments,
-    Verbose,
-    batches_per_step,
-    worker_shards,
-)
+from tfdist_cli.train.trainer.config.checkpoints import CheckpointConfig, Checkpoints
+from tfdist_cli.train.trainer.config.data_length import batches_per_step, worker_shards
+from tfdist_cli.train.trainer.config.schedule import Schedule
+from tfdist_cli.train.trainer.config.training import TrainingConfig, Verbose
+from tfdist_cli.train.trainer.config.training_arguments import DEFAULT_EMBEDDINGS, TrainingArguments
+from tfdist_cli.train.trainer.config.validation import Validation, ValidationArguments
 from tfdist_cli.train.trainer.evaluator import run_evaluator
 from tfdist_cli.train.trainer.loop import TrainingLoop
 from tfdist_cli.train.trainer.reporting import ProgressReporter, enable_logging, log, progress_logged

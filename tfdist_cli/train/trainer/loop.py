@@ -32,7 +32,9 @@ from tfdist_cli.train.model.train_step import ModelStep, last_build_spec
 from tfdist_cli.train.optimizers.apply import leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import initial_epoch, write_train_graph
 from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, chief_requests
-from tfdist_cli.train.trainer.config import OPEN_END, Schedule, TrainingConfig, warn_of_short_epochs
+from tfdist_cli.train.trainer.config.data_length import warn_of_short_epochs
+from tfdist_cli.train.trainer.config.schedule import Schedule
+from tfdist_cli.train.trainer.config.training import OPEN_END, TrainingConfig
 from tfdist_cli.train.trainer.evaluate import Evaluation
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (

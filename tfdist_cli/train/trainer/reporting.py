@@ -17,7 +17,7 @@ import numpy as np
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.engine.base import Engine, Execution, WorkerReport
 from tfdist_cli.train.engine.step_timer import by_name as phase_report
-from tfdist_cli.train.trainer.config import OPEN_END
+from tfdist_cli.train.trainer.config.training import OPEN_END
 from tfdist_cli.train.trainer.metrics_file import MetricsFile
 
 METRICS_FILE = "metrics.jsonl"

@@ -18,7 +18,8 @@ from tfdist_cli.train.data.pipeline import empty_shard
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import learning_rates
-from tfdist_cli.train.trainer.config import OPEN_END, Counting, Schedule, TrainingConfig, steps_of_epochs
+from tfdist_cli.train.trainer.config.schedule import Schedule
+from tfdist_cli.train.trainer.config.training import OPEN_END, Counting, TrainingConfig, steps_of_epochs
 
 log = logging.getLogger("tfdist")
 

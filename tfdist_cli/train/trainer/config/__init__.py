@@ -1,0 +1,1 @@
+"""The configuration of a training: its data, its length, its validation and its checkpoints."""
