@@ -146,10 +146,10 @@ class Sharded:
         if shard.count == 1 or watched.is_read or not isinstance(dataset, tf.data.Dataset) or calls_python(dataset):
             return dataset
         raise TrainingError(
-            f"{self.name} does not use the shard, so each of {shard.count} workers would train on all data",
+            f"{self.name} does not use the shard, so each of {shard.count} workers would get all of the data",
             code="shard-ignored",
-            hint="return dataset.shard(shard.count, shard.index); if each worker is to train on all data, write "
-            "train: {share: copy} in the recipe, or pass tfdist.fit(..., share='copy')",
+            hint="return dataset.shard(shard.count, shard.index); only if it is data to train on, and each worker is to "
+            "train on all of it, write train: {share: copy} in the recipe, or pass tfdist.fit(..., share='copy')",
         )
 
 
