@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.model.train_step import Tensors
+from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.optimizers.terms import SummedTerms, Terms
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
@@ -302,12 +303,11 @@ class Transport:
         indices = tf.concat([tf.cast(each.indices, tf.int32) for each in found], axis=0)
         indices += tf.gather(tf.cumsum(counts, exclusive=True), owners)
         rows = tf.reduce_sum(counts)
-        sums = [tf.math.unsorted_segment_sum(values, indices, rows)]
         kind = self.terms.get(bucket.tables[0].parameter)
-        if kind is not None:
-            terms = tf.math.unsorted_segment_sum(kind.of(values), indices, rows)
-            sums.append(kind.root(terms) if self._wire_dtype else terms)
-        return sums
+        if kind is None:
+            return row_sums([values], indices, rows)
+        total, terms = row_sums([values, kind.of(values)], indices, rows)
+        return [total, kind.root(terms) if self._wire_dtype else terms]
 
     def _terms_of(self, parameter: int, gradient: Any, value: tf.Tensor) -> tf.Tensor:
         """What the update takes of the terms of a gradient, as it crosses: rounded, it is a root."""
@@ -505,7 +505,7 @@ def dense(gradient: Any, value: tf.Tensor, counts: Sequence[tf.Tensor] | None = 
         return tf.zeros_like(value)
     if isinstance(gradient, tf.IndexedSlices):
         rows = tf.add_n(counts) if counts else tf.shape(value)[0]
-        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+        return row_sums([gradient.values], gradient.indices, rows)[0]
     return gradient
 
 
