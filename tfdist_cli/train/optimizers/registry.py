@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.optimizers import kernels
 from tfdist_cli.train.optimizers.kernels import Update
+from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, Terms
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.control_flow import last_of, made_once, unordered
@@ -226,11 +227,9 @@ class FusedUpdate:
         """
         rows, where = tf.unique(gradient.indices)
         terms = tf.cast(gradient.values, variable.dtype)
-        total = tf.math.unsorted_segment_sum(terms, where, tf.size(rows))
-        kind, each = self.kernel.terms, None
-        if kind is not None:
-            each = tf.math.unsorted_segment_sum(kind.of(terms), where, tf.size(rows))
-        return self._run(variable, slots, total, learning_rate, iterations, rows, each)
+        kind = self.kernel.terms
+        total, *each = row_sums([terms, *([kind.of(terms)] if kind else [])], where, tf.size(rows))
+        return self._run(variable, slots, total, learning_rate, iterations, rows, *each)
 
     def _run(
         self,

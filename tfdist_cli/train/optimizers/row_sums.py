@@ -1,8 +1,17 @@
-"""Sums the gradients of the same row: a batch may look up a row several times.
+"""Sums the gradients of the same row, which a batch may look up several times.
 
-`tf.math.unsorted_segment_sum` takes 30 to 40 ns of a processor for each lookup, whatever the width of a row is. The
-product of a sparse matrix of ones and the gradients is the same sum, in the same order. TensorFlow's kernel for it has a
-loop for rows of less than 32 values, which takes a third of the time. Wider rows are summed as several of 16 values.
+`tf.math.unsorted_segment_sum` has a cost for each lookup that exceeds that of its additions. The product of a sparse
+matrix of ones and the gradients is the same sum, in the same order. TensorFlow computes it in a plain loop if rows have
+less than 32 values. So wider rows are summed as several of 16 values.
+
+Processor time for 3,300 lookups of 2,250 rows, in µs, by the width of rows:
+
+| | 4 | 16 | 32 | 64 | 128 |
+|---|---|---|---|---|---|
+| segments | 89 | 128 | 199 | 311 | 555 |
+| product | 62 | 59 | 133 | 204 | 357 |
+| segments, sums and squares | 167 | 262 | 402 | 631 | 1160 |
+| product, sums and squares | 80 | 82 | 175 | 298 | 543 |
 """
 
 from __future__ import annotations

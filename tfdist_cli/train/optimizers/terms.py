@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.variables.sharding import Gradient, split_rows
 
 
@@ -112,8 +113,7 @@ def summed_terms(slices: tf.IndexedSlices, kind: Terms, rows: int | tf.Tensor) -
         kind: what the update takes of each of them.
         rows: the number of rows.
     """
-    values = [slices.values, kind.of(slices.values)]
-    total, terms = (tf.math.unsorted_segment_sum(each, slices.indices, rows) for each in values)
+    total, terms = row_sums([slices.values, kind.of(slices.values)], slices.indices, rows)
     return SummedTerms(total, terms, kind)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import WireType
+from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.optimizers.terms import SummedTerms, Terms
 
 Gather = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
@@ -124,7 +125,7 @@ def _joined(parts: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, tf.Ten
 def _sums_of_equal(numbers: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums the rows with the same number, in their order."""
     distinct, where = tf.unique(numbers)
-    return distinct, tf.math.unsorted_segment_sum(rows, where, tf.size(distinct))
+    return distinct, row_sums([rows], where, tf.size(distinct))[0]
 
 
 def _with_terms(numbers: tf.Tensor, rows: tf.Tensor, span: int, terms: Terms) -> tuple[tf.Tensor, tf.Tensor]:
@@ -138,7 +139,7 @@ def _with_terms(numbers: tf.Tensor, rows: tf.Tensor, span: int, terms: Terms) ->
     """
     distinct, where, counts = tf.unique_with_counts(numbers)
     repeated = tf.cast(tf.where(counts > 1)[:, 0], tf.int32)
-    sums, each = (tf.math.unsorted_segment_sum(own, where, tf.size(distinct)) for own in (rows, terms.of(rows)))
+    sums, each = row_sums([rows, terms.of(rows)], where, tf.size(distinct))
     marked = distinct + span * tf.cast(counts > 1, distinct.dtype)
     numbers = tf.concat([marked, tf.gather(distinct, repeated) + 2 * span], axis=0)
     return numbers, tf.concat([sums, terms.root(tf.gather(each, repeated))], axis=0)
@@ -150,7 +151,7 @@ def _sums_with_terms(numbers: tf.Tensor, rows: tf.Tensor, span: int, terms: Term
     distinct, where = tf.unique(numbers % span)
     none = tf.zeros_like(rows)
     both = tf.concat([tf.where(kind == 2, none, rows), tf.where(kind == 1, none, terms.of(rows))], axis=1)
-    return distinct, tf.math.unsorted_segment_sum(both, where, tf.size(distinct))
+    return distinct, row_sums([both], where, tf.size(distinct))[0]
 
 
 def _by_table(numbers: tf.Tensor, rows: tf.Tensor, ends: np.ndarray) -> list[tuple[tf.Tensor, tf.Tensor]]:

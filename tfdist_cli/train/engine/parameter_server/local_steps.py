@@ -35,6 +35,7 @@ from tfdist_cli.train.optimizers.apply import (
 )
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import Slot, fused_update_of, row_lock, why_no_kernel
+from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.optimizers.terms import SummedTerms, Terms, split_gradient
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read, local_variable
@@ -226,12 +227,10 @@ class LocalSteps:
         shape = tf.shape(copy.pulled.values[parameter])
         rows, indices = tf.unique(gradient.indices)
         copy.update_counts[parameter] += tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, shape[0])
-
-        def summed(values: tf.Tensor) -> tf.Tensor:
-            return tf.math.unsorted_segment_sum(values, indices, tf.size(rows))
-
-        total = tf.IndexedSlices(summed(gradient.values), rows, shape)
-        return [total if kind is None else SummedTerms(total, summed(kind.of(gradient.values)), kind)]
+        given = [gradient.values] if kind is None else [gradient.values, kind.of(gradient.values)]
+        sums = row_sums(given, indices, tf.size(rows))
+        total = tf.IndexedSlices(sums[0], rows, shape)
+        return [total if kind is None else SummedTerms(total, sums[1], kind)]
 
 
 def _is_unchanged(count: Any) -> bool:

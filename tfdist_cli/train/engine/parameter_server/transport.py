@@ -542,7 +542,7 @@ def _mean_of_rows(slices: Sequence[tf.IndexedSlices], more: Tensors) -> list[Any
     rows, where = tf.unique(tf.concat([each.indices for each in slices], axis=0))
 
     def mean(values: Tensors) -> tf.Tensor:
-        summed = tf.math.unsorted_segment_sum(tf.concat(values, axis=0), where, tf.size(rows))
+        [summed] = row_sums([tf.concat(values, axis=0)], where, tf.size(rows))
         return summed / tf.cast(len(slices), summed.dtype)
 
     means = [mean([each.values for each in slices]), *([mean(more)] if more else [])]
