@@ -272,6 +272,9 @@ def test_workers_that_are_not_in_the_plan(folder):
     folder.happened(5, event="exited", task="worker:8", code=0, status="left", cause="left the training")
     states = {str(task.task): task.state for task in read_run(folder.path).tasks}
     assert (states["worker:7"], states["worker:8"]) == ("joined", "left")
+    folder.happened(5, event="exited", task="worker:6", code=0, status="left", cause="left the training")
+    states = {str(task.task): task.state for task in read_run(folder.path).tasks}
+    assert states["worker:6"] == "left"  # it was there at the start, so that it never joined
     folder.happened(6, event="left", task="chief:0", worker="worker:7", step=9)
     states = {str(task.task): task.state for task in read_run(folder.path).tasks}
     assert states["worker:7"] == "left"

@@ -480,7 +480,11 @@ def _add_usage(path: Path, since: str, tasks: Mapping[str, TaskView]) -> None:
 
 
 def _add_joined(event: Mapping[str, Any], tasks: dict[str, TaskView]) -> None:
-    """Adds a task that has joined without being in the plan: one started by hand, or one that has left since."""
+    """Adds a task that is not in the plan: one started by hand, or one that has left since."""
+    if event.get("event") == "exited" and event.get("status") == "left":
+        with suppress(ValueError):
+            tasks.setdefault(str(event.get("task")), TaskView(TaskId.parse(str(event.get("task"))), "left"))
+        return
     name = str(event.get("worker"))
     if event.get("event") == "joined" and name not in tasks:
         with suppress(ValueError):  # a program's own record
