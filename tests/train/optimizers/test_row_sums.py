@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.optimizers.row_sums import row_sums
+from tfdist_cli.train.optimizers.row_sums import LEAST, row_sums
 
-ROWS, LOOKUPS = 90, 400
+ROWS, LOOKUPS = 90, 2 * LEAST
 
 
 def terms(lookups, shape, dtype="float32"):
@@ -13,9 +13,9 @@ def terms(lookups, shape, dtype="float32"):
     return values, tf.random.stateless_uniform([lookups], [3, 4], 0, ROWS, tf.int32)
 
 
-def traced(shape, dtype, indices=tf.int32):
-    """The sums of values and of their squares, for any number of lookups and of rows."""
-    spec = [tf.TensorSpec([None, *shape], dtype), tf.TensorSpec([None], indices), tf.TensorSpec([], tf.int32)]
+def traced(shape, dtype, indices=tf.int32, lookups=LOOKUPS):
+    """The sums of values and of their squares, for any number of rows."""
+    spec = [tf.TensorSpec([lookups, *shape], dtype), tf.TensorSpec([lookups], indices), tf.TensorSpec([], tf.int32)]
     function = tf.function(lambda v, i, n: row_sums([v, tf.square(v)], i, n), input_signature=spec, autograph=False)
     return function.get_concrete_function()
 
@@ -31,8 +31,8 @@ def same(found, values, indices):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2,), (3, 4), (31,), (32,), (40,), (64,)])
 def test_sums_are_those_of_segments(shape, dtype):
-    function = traced(shape, dtype)
     for lookups in (0, 1, LOOKUPS):
+        function = traced(shape, dtype, lookups=lookups)
         values, indices = terms(lookups, shape, dtype)
         same(function(values, indices, tf.constant(ROWS + 5)), values, indices)
 
@@ -44,9 +44,9 @@ def test_rows_may_be_numbered_by_int64():
 
 
 def test_a_row_that_does_not_exist_is_an_error():
-    values, _ = terms(2, (8,))
+    values, indices = terms(LOOKUPS, (8,))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        row_sums([values], tf.constant([0, 3]), 3)
+        row_sums([values], indices + 3, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,12 @@ def test_the_faster_operation_is_chosen(shape, product):
     operations = {op.type for op in traced(shape, "float32").graph.get_operations()}
     assert ("SparseTensorDenseMatMul" in operations) is product
     assert ("UnsortedSegmentSum" in operations) is not product
+
+
+@pytest.mark.parametrize("lookups", [None, LEAST - 1])
+def test_segments_are_summed_unless_there_are_many_lookups(lookups):
+    operations = {op.type for op in traced((16,), "float32", lookups=lookups).graph.get_operations()}
+    assert "SparseTensorDenseMatMul" not in operations
 
 
 def test_gpus_sum_segments(monkeypatch):
