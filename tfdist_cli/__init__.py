@@ -44,7 +44,7 @@ _MODULES = {
     "ShardRule": "tfdist_cli.spec.sections.updates",
     "TableReader": "tfdist_cli.tables.reader",
     "Updates": "tfdist_cli.spec.sections.updates",
-    "Validation": "tfdist_cli.train.trainer.config",
+    "Validation": "tfdist_cli.train.trainer.config.validation",
     "evaluate": "tfdist_cli.train.trainer.evaluate",
     "export": "tfdist_cli.train.checkpoint.export",
     "fit": "tfdist_cli.train.trainer.fit",
