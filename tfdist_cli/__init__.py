@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "Checkpoints": "tfdist_cli.train.trainer.config",
+    "Checkpoints": "tfdist_cli.train.trainer.config.checkpoints",
     "EmbeddingRule": "tfdist_cli.spec.sections.updates",
     "LearningRate": "tfdist_cli.spec.sections.updates",
     "Run": "tfdist_cli.runs.handle",
