@@ -10,6 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tfdist_cli.errors import TfdistError
@@ -41,6 +42,7 @@ class CountBatches(keras.callbacks.Callback):
 
 
 def main(file, updates, each_batch=""):
+    keras.utils.set_random_seed(1)
     with tfdist.scope():
         hidden = [keras.layers.Dense(100, activation="relu") for _ in range(2)]
         model = keras.Sequential([keras.Input([32]), *hidden, keras.layers.Dense(10)])
@@ -49,11 +51,15 @@ def main(file, updates, each_batch=""):
     random = np.random.default_rng(0)
     # Full batches only, for two, three and four workers.
     x, y = random.normal(size=[9600, 32]).astype("float32"), random.integers(0, 10, 9600)
+
+    def data(shard):
+        """Called for a worker that joins while the others run functions."""
+        return tf.data.Dataset.from_tensor_slices((x, y)).shard(shard.count, shard.index).batch(16)
+
     counter = CountBatches()
     tfdist.fit(
         model,
-        (x, y),
-        batch_size=16,
+        data,
         epochs=2000,
         callbacks=[StopAtFile(file), *([counter] if each_batch else [])],
         updates=tfdist.Updates(**json.loads(updates)),

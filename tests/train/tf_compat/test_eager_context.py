@@ -1,6 +1,7 @@
 """TensorFlow's eager context: what is private is there, and there is no public way."""
 
 import inspect
+from unittest.mock import Mock
 
 import pytest
 import tensorflow as tf
@@ -54,6 +55,56 @@ def test_seeds_start_again_and_go_on_afterwards():
         assert eager_context.global_seed() == 7
     finally:
         tf.random.set_seed(None)
+
+
+RANDOM = [
+    lambda: tf.random.uniform([3]),
+    lambda: tf.random.uniform([3], maxval=100, dtype=tf.int32),
+    lambda: tf.random.normal([2, 2], dtype=tf.float64),
+    lambda: tf.random.truncated_normal([3]),
+    lambda: tf.random.shuffle(tf.range(20)),
+    lambda: tf.random.categorical([[0.5, 0.2, 0.3]], 5),
+    lambda: tf.random.gamma([2], [0.5, 1.5]),
+    lambda: tf.random.poisson([2], [3.0]),
+    lambda: tf.compat.v1.random.multinomial([[0.5, 0.5]], 4),
+    lambda: tf.random.uniform([3], seed=5),
+]
+
+
+@pytest.mark.parametrize("draw", RANDOM)
+def test_operations_draw_what_they_would_after_the_seed_is_set(draw):
+    tf.random.set_seed(4)
+    try:
+        expected = [draw().numpy().tolist() for _ in range(3)]
+        tf.random.set_seed(7)
+        for _ in range(2):
+            with eager_context.restarted_seeds(4):
+                assert [draw().numpy().tolist() for _ in range(3)] == expected
+    finally:
+        tf.random.set_seed(None)
+
+
+def test_operations_in_functions_stay_what_they_are():
+    with eager_context.restarted_seeds(4):
+        drawn = tf.function(lambda: tf.random.uniform([3]))
+        assert "RandomUniform" in {each.type for each in drawn.get_concrete_function().graph.get_operations()}
+
+
+def test_other_threads_may_run_functions_that_wait_for_this_one(monkeypatch):
+    """TensorFlow drops kernels when a seed is set, and waits for such functions while it holds the interpreter."""
+    dropped = Mock()
+    tf.random.set_seed(7)
+    monkeypatch.setattr(context.pywrap_tfe, "TFE_ContextClearCaches", dropped)
+    tf.random.set_seed(7)
+    assert dropped.call_count == 1
+    with eager_context.restarted_seeds(4):
+        drawn()
+        tf.random.set_seed(2)
+    with eager_context.global_seed_of(None):
+        drawn()
+    assert dropped.call_count == 1
+    monkeypatch.undo()
+    tf.random.set_seed(None)
 
 
 def test_without_a_seed_nothing_starts_again():

@@ -148,8 +148,8 @@ class Sharded:
         raise TrainingError(
             f"{self.name} does not use the shard, so each of {shard.count} workers would get all of the data",
             code="shard-ignored",
-            hint="return dataset.shard(shard.count, shard.index); only if it is data to train on, and each worker is to "
-            "train on all of it, write train: {share: copy} in the recipe, or pass tfdist.fit(..., share='copy')",
+            hint="return dataset.shard(shard.count, shard.index); only if it is data to train on, and each worker is "
+            "to train on all of it, write train: {share: copy} in the recipe, or pass tfdist.fit(..., share='copy')",
         )
 
 

@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import random
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.ops import gen_random_ops
+
+from tfdist_cli.train.tf_compat.patching import replaced
 
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
@@ -62,23 +67,89 @@ def global_seed() -> int | None:
 def restarted_seeds(seed: int) -> Iterator[Callable[[], bool]]:
     """Makes a number the global seed, if `tf.random.set_seed` was called; afterwards its seeds go on where they were.
 
-    Yields a function that tells whether an operation has got a seed since.
-
-    Seen in TensorFlow 2.21.0: `Context._seed`, `Context._rng`, `Context._set_global_seed`. Reason: `tf.random.set_seed`
-    restarts them too, and the place where they were cannot be had. Replace with: a public state of these seeds.
+    Yields a function that tells whether an operation has got a seed since. Within it, random operations have kernels of
+    their own, whose numbers begin anew.
     """
     here = context.context()
-    before = here._seed
-    numbers = None if before is None else here._rng
-    if before is not None:
-        here._set_global_seed(seed)
-    begin = None if before is None else here._rng.getstate()
-    try:
+    with global_seed_of(None if here._seed is None else seed), _own_random_kernels():
+        begin = here._rng.getstate()
         yield lambda: here._seed is not None and here._rng.getstate() != begin
-    finally:
-        here._seed = before
-        if before is not None:
-            here._rng = numbers
+
+
+@contextmanager
+def global_seed_of(seed: int | None) -> Iterator[None]:
+    """Makes a number, or None, the global seed; afterwards its seeds go on where they were.
+
+    `tf.random.set_seed` would also drop the kernels of all operations. For that, TensorFlow waits for all functions
+    that other threads run, while it holds the interpreter. Functions of workers that wait for this process never end
+    then.
+
+    Seen in TensorFlow 2.21.0: `Context._seed`, `Context._rng`, `Context._set_global_seed`. Reason: the place where the
+    seeds are cannot be had, and the deadlock above. Replace with: a public state of these seeds, and a `set_seed` that
+    releases the interpreter.
+    """
+    here = context.context()
+    before, numbers = here._seed, getattr(here, "_rng", None)
+
+    def set_seed(value: int | None) -> None:
+        here._seed, here._rng = value, random.Random(value)  # noqa: S311 as TensorFlow itself
+
+    with replaced(here, {"_set_global_seed": set_seed}):
+        set_seed(seed)
+        try:
+            yield
+        finally:
+            here._seed, here._rng = before, numbers
+
+
+_RANDOM_OPERATIONS = {
+    "multinomial": 2,
+    "parameterized_truncated_normal": 5,
+    "random_gamma": 2,
+    "random_poisson_v2": 2,
+    "random_shuffle": 1,
+    "random_standard_normal": 1,
+    "random_uniform": 1,
+    "random_uniform_int": 3,
+    "truncated_normal": 1,
+}
+"""The operations whose kernels draw from a state that their seeds begin, each with the number of its inputs."""
+
+
+@contextmanager
+def _own_random_kernels() -> Iterator[None]:
+    """Within it, an eager random operation does not go on where one with the same seeds was before.
+
+    The kernel of an operation is kept with its state, here and on the device of another task. That of a function is its
+    own, so each operation is made a function; those with the same seeds share one, as they share a kernel otherwise.
+
+    Seen in TensorFlow 2.21.0: `ops.gen_random_ops`. Reason: see `global_seed_of`. Replace with: a way to drop the
+    kernels of random operations only.
+    """
+    functions: dict[Any, Any] = {}
+
+    def own(name: str, inputs: int) -> Callable[..., Any]:
+        make = getattr(gen_random_ops, name)
+        signature = inspect.signature(make)
+
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            if not tf.executing_eagerly():
+                return make(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = list(bound.arguments.items())
+            tensors = [tf.convert_to_tensor(value) for _, value in given[:inputs]]
+            attributes = {key: value for key, value in given[inputs:] if key != "name"}
+            key = name, *(tensor.dtype for tensor in tensors), *attributes.values()
+            if key not in functions:
+                types = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
+                functions[key] = tf.function(partial(make, **attributes), input_signature=types, autograph=False)
+            return functions[key](*tensors)
+
+        return drawn
+
+    with replaced(gen_random_ops, {name: own(name, inputs) for name, inputs in _RANDOM_OPERATIONS.items()}):
+        yield
 
 
 def remote_caller() -> tuple[str, int] | None:

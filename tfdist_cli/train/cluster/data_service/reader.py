@@ -22,7 +22,7 @@ from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, car
 from tfdist_cli.train.data.service_support import check_served
 from tfdist_cli.train.tf_compat.data import batch_size, distributed, is_deterministic
 from tfdist_cli.train.tf_compat.data_service.draining import ending_on_request
-from tfdist_cli.train.tf_compat.eager_context import global_seed
+from tfdist_cli.train.tf_compat.eager_context import global_seed_of
 
 _REFRESH_MS = 20
 """How often a reader asks whether a pass has ended. TensorFlow's default would delay the end of each pass by 1 s."""
@@ -138,9 +138,5 @@ def _without_seed() -> Iterator[None]:
     if is_deterministic():
         yield
         return
-    seed = global_seed()
-    tf.random.set_seed(None)
-    try:
+    with global_seed_of(None):
         yield
-    finally:
-        tf.random.set_seed(seed)
