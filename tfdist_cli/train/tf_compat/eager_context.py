@@ -69,6 +69,9 @@ def restarted_seeds(seed: int) -> Iterator[Callable[[], bool]]:
 
     Yields a function that tells whether an operation has got a seed since. Within it, random operations have kernels of
     their own, whose numbers begin anew.
+
+    Seen in TensorFlow 2.21.0: `Context._seed`, `Context._rng`. Reason: see `global_seed_of`. Replace with: a public
+    state of these seeds.
     """
     here = context.context()
     with global_seed_of(None if here._seed is None else seed), _own_random_kernels():
