@@ -104,7 +104,7 @@ def test_stages_lose_a_worker_and_one_that_is_stopped(train):
     assert "no heartbeat" in done.report["losses"][1]["cause"]
 
 
-@pytest.mark.rotates(5, 2)
+@pytest.mark.rotates(5, 1)
 def test_a_stopped_ps_without_restarts_ends_the_job_and_is_named(train):
     training = train(SERVERS, "--max-restarts", 0, "--stall-timeout", 12)
     training.inject(Fault("ps:0", 100, signal.SIGSTOP))

@@ -32,7 +32,7 @@ def tfdist(folder, *arguments):
 @pytest.mark.parametrize(
     ("start", "epochs"),
     [
-        pytest.param(["project"], 5, id="recipe", marks=pytest.mark.rotates(5, 2)),
+        pytest.param(["project"], 5, id="recipe", marks=pytest.mark.rotates(5, 1)),
         pytest.param(["project", "--program"], 5, id="program", marks=pytest.mark.rotates(5, 3)),
         pytest.param(["project", "--from", "train.py"], 2, id="script", marks=pytest.mark.rotates(5, 0)),
     ],

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.support.selected import selected
 from tests.support.tasks import program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700)]
@@ -13,12 +14,16 @@ RUNS = int(os.environ.get("TFDIST_TEST_RUNS", "1"))
 """How many times the counts, which must hold in every run, are tested."""
 
 
+def on(day, fact):
+    """Runs a test of one fact, which the cluster then finds out, on one day of five."""
+    return lambda test: pytest.mark.rotates(5, day)(pytest.mark.parametrize("fact", [fact])(test))
+
+
 @pytest.fixture(scope="module")
-def facts(module_cluster):
+def facts(request, module_cluster):
     """The results of 3 workers, by fact; the ps and the workers exit after the chief."""
     tasks = module_cluster(chief=1, ps=1, worker=3)
-    names = ["counts"] * RUNS + ["generators", "validation", "callbacks", "chiefs_callbacks", "resumed", "refused"]
-    names += ["untrained", "scored_batches", "backup", "datasets", "after_failure", "rare_pushes", "broken_off"]
+    names = ["counts"] * RUNS + selected(request, "fact")
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert tasks.leftover_processes() == []
@@ -33,8 +38,9 @@ def test_steps_updates_and_examples_are_counted_exactly(facts):
     assert facts["counts"] == [[203, 203 * 7, 3]] * RUNS
 
 
-def test_validation_scores_each_example_once(facts):
-    ((examples, loss, own_loss, limited, after, loss_after),) = facts["validation"]
+@on(3, "validation")
+def test_validation_scores_each_example_once(fact, facts):
+    ((examples, loss, own_loss, limited, after, loss_after),) = facts[fact]
     assert examples == 61
     assert loss == pytest.approx(own_loss, rel=1e-5)
     assert limited == 5 * 7
@@ -42,45 +48,52 @@ def test_validation_scores_each_example_once(facts):
     assert loss_after == pytest.approx(own_loss, rel=1e-5)
 
 
-def test_callbacks_act_on_the_training(facts):
-    (found,) = facts["callbacks"]
+@on(0, "callbacks")
+def test_callbacks_act_on_the_training(fact, facts):
+    (found,) = facts[fact]
     assert found["epochs"] == 2
     assert found["rates"] == [0.02, 0.01]
     assert found["reduced"] == [0.02, 0.01, 0.005]
 
 
-def test_variables_that_no_step_assigns_keep_the_value_that_a_callback_assigns(facts):
-    ((asynchronous, synchronous),) = facts["untrained"]
+@on(4, "untrained")
+def test_variables_that_no_step_assigns_keep_the_value_that_a_callback_assigns(fact, facts):
+    ((asynchronous, synchronous),) = facts[fact]
     assert asynchronous[:2] == synchronous[:2] == [7.0, True]
 
 
-def test_callbacks_on_batches_are_called_for_every_step(facts):
-    ((steps, same, _),) = facts["chiefs_callbacks"]
+@on(1, "chiefs_callbacks")
+def test_callbacks_on_batches_are_called_for_every_step(fact, facts):
+    ((steps, same, _),) = facts[fact]
     assert (steps, same) == (12, True)
 
 
-def test_callbacks_are_called_for_each_batch_of_the_validation(facts):
-    ((begun, ended, examples),) = facts["scored_batches"]
+@on(4, "scored_batches")
+def test_callbacks_are_called_for_each_batch_of_the_validation(fact, facts):
+    ((begun, ended, examples),) = facts[fact]
     assert begun == list(range(9))
     assert ended == [[batch, min(61, 7 * (batch + 1))] for batch in range(9)]
     assert examples == [61]
 
 
-def test_training_continues_from_the_variables_that_a_callback_restored(facts):
-    ((epochs, iterations, _),) = facts["backup"]
+@on(1, "backup")
+def test_training_continues_from_the_variables_that_a_callback_restored(fact, facts):
+    ((epochs, iterations, _),) = facts[fact]
     assert (epochs, iterations) == ([2], 18)
 
 
-def test_training_resumes_at_the_exact_step(facts):
-    ((iterations, examples, kept, rate, _),) = facts["resumed"]
+@on(0, "resumed")
+def test_training_resumes_at_the_exact_step(fact, facts):
+    ((iterations, examples, kept, rate, _),) = facts[fact]
     assert iterations == 61
     assert examples == [23 * 7, 50 * 7, 11 * 7]  # the first epoch was cut short, then finished
     assert kept == ["step-00000050", "step-00000060", "step-00000061"]
     assert rate == 0.01
 
 
-def test_errors_of_a_training_have_codes(facts):
-    ((accumulation, not_finite, outside),) = facts["refused"]
+@on(3, "refused")
+def test_errors_of_a_training_have_codes(fact, facts):
+    ((accumulation, not_finite, outside),) = facts[fact]
     assert accumulation[0] == "accumulation-needs-synchronous-workers"
     assert "steps is 2" in accumulation[1]
     assert not_finite[0] == "loss-not-finite"
@@ -89,8 +102,9 @@ def test_errors_of_a_training_have_codes(facts):
     assert "'adam" in outside[1]
 
 
-def test_a_dataset_is_sent_to_the_workers(facts):
-    ((examples, scored, outside, whole, predicted),) = facts["datasets"]
+@on(4, "datasets")
+def test_a_dataset_is_sent_to_the_workers(fact, facts):
+    ((examples, scored, outside, whole, predicted),) = facts[fact]
     assert examples == [350, 350]
     assert scored == [21, 21]
     assert [code for code, _ in (outside, whole, predicted)] == [
@@ -102,23 +116,27 @@ def test_a_dataset_is_sent_to_the_workers(facts):
     assert "tfdist.predict(model, lambda shard" in predicted[1]
 
 
-def test_a_generator_on_the_chief_feeds_the_workers_in_several_trainings(facts):
-    ((trained, limited, trained_again, whole, trained_by_chief, whole_by_chief, passes),) = facts["generators"]
+@on(1, "generators")
+def test_a_generator_on_the_chief_feeds_the_workers_in_several_trainings(fact, facts):
+    ((trained, limited, trained_again, whole, trained_by_chief, whole_by_chief, passes),) = facts[fact]
     assert trained == trained_again == trained_by_chief == [15 * 7] * 2
     assert limited == [9 * 7] * 2
     assert whole == whole_by_chief == passes == [350, 350]
 
 
-def test_a_failed_training_does_not_affect_the_next_one(facts):
-    (((code, message), examples),) = facts["after_failure"]
+@on(3, "after_failure")
+def test_a_failed_training_does_not_affect_the_next_one(fact, facts):
+    (((code, message), examples),) = facts[fact]
     assert code == "data-ended-early"
     assert re.match(r"worker:\d", message)
     assert examples == [9 * 7]
 
 
-def test_workers_may_push_rarely(facts):
-    assert facts["rare_pushes"] == [[2, [80 * 7]]]
+@on(2, "rare_pushes")
+def test_workers_may_push_rarely(fact, facts):
+    assert facts[fact] == [[2, [80 * 7]]]
 
 
-def test_a_synchronous_training_may_be_aborted(facts):
-    assert facts["broken_off"] == [["enough", 50, [3 * 50 * 7]]]
+@on(0, "broken_off")
+def test_a_synchronous_training_may_be_aborted(fact, facts):
+    assert facts[fact] == [["enough", 50, [3 * 50 * 7]]]

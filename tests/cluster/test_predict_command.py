@@ -12,7 +12,7 @@ import pytest
 
 from tfdist_cli.errors import ExitCode
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.rotates(5, 2)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.rotates(5, 0)]
 
 ROWS, PART = 100_000, 500
 

@@ -68,7 +68,7 @@ def test_a_recipe_trains_on_a_cluster(tmp_path, recipe, config, accuracy, first)
     assert scores[0] >= first
 
 
-@pytest.mark.rotates(5, 2)
+@pytest.mark.rotates(5, 1)
 def test_clicks_reach_nearly_the_best_auc_on_parameter_servers(tmp_path):
     smaller = ["params.examples={train: 60000, test: 10000}", "params.rows=20000", "params.dim=4"]
     shorter = ["train.epochs=1", "train.steps_per_execution=6"]  # fewer steps compile faster

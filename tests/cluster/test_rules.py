@@ -100,8 +100,13 @@ BY_SPEED = {
 """Their workers have batches of different sizes."""
 BACKUP, BEHIND = "sync 1/dense/adam/1/slow", "bounded 2/dense/sgd/1/slow"
 FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
-BY_KERAS = "local 3/dense/nadam/1"
+PREFETCHED, BY_KERAS = "prefetch/dense/adam/1", "local 3/dense/nadam/1"
 ROUNDED = {"bfloat16/dense/adam/1": 2.0**-8, "float16/dense/adam/1": 2.0**-11}
+
+
+def on(day, case):
+    """Runs a test of one case, which its cluster then trains, on one day of five."""
+    return lambda test: pytest.mark.rotates(5, day)(pytest.mark.parametrize("case", [case])(test))
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +120,9 @@ def one_process(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one_worker(request, module_cluster):
     """The results of 1 worker and 2 ps."""
-    known = {*ONE_WORKER, *ROUNDED}
+    known = {*ONE_WORKER, *ROUNDED, PREFETCHED, BY_KERAS}
     cases = [case for case in selected(request, "case", "same") if case in known]
-    return trained(module_cluster(chief=1, ps=2, worker=1), *cases, "prefetch/dense/adam/1", BY_KERAS)
+    return trained(module_cluster(chief=1, ps=2, worker=1), *cases)
 
 
 @pytest.mark.rotates(5)
@@ -140,14 +145,16 @@ def test_a_narrow_wire_changes_no_more_than_its_rounding(case, same, rounding, o
     assert worst["history"] < 4 * rounding
 
 
-def test_prefetched_parameters_are_one_update_old(one_worker):
-    facts = one_worker.facts["prefetch/dense/adam/1"]
+@on(1, PREFETCHED)
+def test_prefetched_parameters_are_one_update_old(case, one_worker):
+    facts = one_worker.facts[case]
     assert facts["iterations"] == STEPS
     assert facts["workers"]["worker:0"]["staleness"] == [0, 1, 1, 1, 1, 1] * (STEPS // 6)
 
 
-def test_local_steps_need_an_optimizer_with_kernels(one_worker):
-    facts = one_worker.facts[BY_KERAS]
+@on(3, BY_KERAS)
+def test_local_steps_need_an_optimizer_with_kernels(case, one_worker):
+    facts = one_worker.facts[case]
     assert facts["code"] == "optimizer-without-kernels"
     assert "Nadam" in facts["error"]
 
@@ -155,9 +162,10 @@ def test_local_steps_need_an_optimizer_with_kernels(one_worker):
 @pytest.fixture(scope="module")
 def two_workers(request, module_cluster):
     """The results of 2 workers and 2 ps; after a training that fails, the same cluster continues with the next."""
-    known = {*TWO_WORKERS, *BY_SPEED}
+    known = {*TWO_WORKERS, *BY_SPEED, FAILS, ENDS, BACKUP, BEHIND}
     cases = [case for case in selected(request, "case", "same") if case in known]
-    return trained(module_cluster(chief=1, ps=2, worker=2), FAILS, ENDS, BACKUP, BEHIND, *cases)
+    cases.sort(key=lambda case: case not in (FAILS, ENDS))
+    return trained(module_cluster(chief=1, ps=2, worker=2), *cases)
 
 
 @pytest.mark.rotates(5)
@@ -182,8 +190,9 @@ def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_work
     assert facts["validated"] == 61
 
 
-def test_with_a_backup_worker_a_slow_one_delays_no_update(two_workers):
-    facts = two_workers.facts[BACKUP]
+@on(0, BACKUP)
+def test_with_a_backup_worker_a_slow_one_delays_no_update(case, two_workers):
+    facts = two_workers.facts[case]
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, STEPS * BATCH)
     fast, slow = facts["workers"]["worker:0"], facts["workers"]["worker:1"]
     assert fast["batches"] + slow["batches"] == STEPS
@@ -195,8 +204,9 @@ def test_with_a_backup_worker_a_slow_one_delays_no_update(two_workers):
         assert worker["staleness"] == [0] * worker["batches"]
 
 
-def test_a_worker_is_not_further_ahead_than_its_staleness(two_workers):
-    facts = two_workers.facts[BEHIND]
+@on(4, BEHIND)
+def test_a_worker_is_not_further_ahead_than_its_staleness(case, two_workers):
+    facts = two_workers.facts[case]
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, 2 * STEPS * BATCH)
     fast, slow = facts["workers"]["worker:0"], facts["workers"]["worker:1"]
     assert fast["batches"] == slow["batches"] == STEPS
@@ -205,12 +215,14 @@ def test_a_worker_is_not_further_ahead_than_its_staleness(two_workers):
     assert sum(slow["staleness"]) < sum(fast["staleness"])
 
 
-def test_an_error_on_a_worker_is_raised_unchanged(two_workers):
-    assert "my own mistake" in two_workers.facts[FAILS]["error"]
+@on(1, FAILS)
+def test_an_error_on_a_worker_is_raised_unchanged(case, two_workers):
+    assert "my own mistake" in two_workers.facts[case]["error"]
 
 
-def test_data_that_ends_early_names_the_worker(two_workers):
-    facts = two_workers.facts[ENDS]
+@on(3, ENDS)
+def test_data_that_ends_early_names_the_worker(case, two_workers):
+    facts = two_workers.facts[case]
     assert facts["code"] == "data-ended-early"
     assert "worker:1" in facts["error"]
 

@@ -233,7 +233,7 @@ while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.rotates(5, 2)
+@pytest.mark.rotates(5, 0)
 def test_a_job_saves_before_its_time_limit_and_is_requeued(lab, tmp_path):
     """The script alone, with tasks that save and exit as a training does; Slurm checks time limits every 30 s."""
     folder = project(tmp_path, cluster=MIRRORED)

@@ -107,7 +107,7 @@ def test_the_digits_are_learned_on_three_hosts(lab, folder):
     assert not lab.processes()
 
 
-@pytest.mark.rotates(5, 2)
+@pytest.mark.rotates(5, 0)
 def test_a_worker_on_another_host_is_profiled(lab, folder):
     where = folder("parameter_server", "{chief: {}, ps: {}, worker: {replicas: 2}}")
     launched = start(where, "--run-dir", "run", "--set", "train.epochs=100000")

@@ -31,6 +31,8 @@ with contextlib.suppress(ImportError):  # not for Python 3.10
     import keras_rs  # noqa: F401 it draws random numbers at its import, which no case may do after its seed is set
 
 BATCH, STEPS = 8, 36
+SPANNING = ("prefetch", "push 4", "local 3", "proportional")
+"""Rules by which the steps of an execution depend on each other."""
 ROWS = 50
 IN_CLUSTER = "TF_CONFIG" in os.environ
 random = np.random.default_rng(0)
@@ -199,6 +201,7 @@ def train(case):
     counted.clear()
     steps = STEPS * (1 if not IN_CLUSTER or given.get("updates", Updates()).synchronous else int(fold))
     steps += 1 if "odd" in options else 0
+    own_times = {"slow", "ends", "fails", "odd", "long", "turns"} & {*options}
     epochs = 1 if "odd" in options else 20 if "long" in options else 2
     steps *= 10 if "long" in options else 1
     history = tfdist.fit(
@@ -206,7 +209,7 @@ def train(case):
         lambda shard: batches(shard, network, int(fold), *options),
         epochs=epochs,
         steps_per_epoch=steps // epochs,
-        steps_per_execution=6,
+        steps_per_execution=6 if rule in SPANNING or own_times else 2,  # tracing is most of the time
         validation_data=None if "long" in options else (inputs(network)[:61], Y[:61]),
         **given,
     )
