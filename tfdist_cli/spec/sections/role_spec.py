@@ -128,7 +128,7 @@ class RoleSpec(SpecModel):
         if self.max is None:
             return self
         if self.count > self.max:
-            message = f"max is {self.max}, but the role has {self.count} tasks from the start: raise max to that number"
+            message = f"the role has {self.count} tasks, and max is {self.max}: raise max, or have fewer tasks"
             raise Inconsistent([KeyProblem(("max",), message, code="max-below-replicas")])
         if self.hosts is not None and len(self.hosts) > self.max:
             message = f"max is {self.max}, but hosts lists {len(self.hosts)}: raise max, or remove addresses"
