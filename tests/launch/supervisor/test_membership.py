@@ -102,6 +102,36 @@ def test_joins_and_leaves_in_one_request():
     assert not job.state.open_change
 
 
+def all_leave():
+    """The first worker has left by itself; one worker is wanted, and by that the first one."""
+    job = training()
+    job.at(6, left(W0), Exited(W0, 0))
+    assert job.at(10, ResizeAccepted("r", {"worker": (1, 1)}, (CHIEF, W0, PS), joins=(W0,), leaves=(W1,))) == {}
+    assert job.actions == (Start(W0, 1),)
+    assert (job.state.leaving, job.state.deadline) == ((W1,), 10 + TIMES.start)
+    return job
+
+
+def test_the_last_worker_leaves_when_another_one_has_joined():
+    job = all_leave()
+    assert job.at(12, *up(W0)) == {}
+    assert job.at(13, joined(W0)) == {W1: TERM}
+    assert job.state.open_change
+    job.at(14, left(W1), Exited(W1, 0))
+    assert (job.state.resizes[0].trained_at, job.state.resizes[0].kept) == (14, ())
+    assert job.state.present == (CHIEF, W0, PS)
+
+
+def test_the_last_worker_stays_if_no_other_one_can_join():
+    job = all_leave()
+    job.at(12, RecordReceived(W0, {"kind": "error", "type": "E", "message": "m", "retry": False}), Exited(W0, 1))
+    (resize,) = job.state.resizes
+    assert (resize.trained_at, resize.failed, resize.kept) == (12, (W0,), (W1,))
+    assert job.state.present == (CHIEF, W1, PS)
+    assert not job.state.tasks[W1].leaving
+    assert job.at(100, Tick()) == {}
+
+
 def test_a_worker_that_does_not_leave_is_killed():
     job = training()
     job.at(10, leaving(W1))

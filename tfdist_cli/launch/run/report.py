@@ -211,7 +211,8 @@ def resize_outcome(resize: Resize) -> dict[str, Any]:
     """What became of a resize: how long it took, and the tasks that joined and left while the others continued."""
     took = None if resize.trained_at is None else round(resize.trained_at - resize.asked_at, 3)
     joined = [task for task in resize.wanted.joins if task not in resize.failed]
-    names = {"joined": joined, "left": resize.wanted.leaves, "failed": resize.failed}
+    left = [task for task in resize.wanted.leaves if task not in resize.kept]
+    names = {"joined": joined, "left": left, "failed": resize.failed}
     return {"took": took, **{key: [str(task) for task in tasks] for key, tasks in names.items()}}
 
 

@@ -46,6 +46,7 @@ from tfdist_cli.launch.supervisor.membership import (
     exit_status_after_leaving,
     slow_to_leave,
     with_changed_tasks,
+    with_due_leavers,
     with_finished_change,
     with_record,
 )
@@ -83,7 +84,9 @@ def begin(policy: JobPolicy, tasks: Iterable[TaskId], now: float) -> Step:
 def step(state: JobState, event: Event, now: float) -> Step:
     """The state and the actions after one event."""
     state, actions = _after(state, event, now)
-    return with_finished_change(state, now), actions
+    state, due = with_due_leavers(state)
+    state, stops = _send(state, due, StopSignal.TERMINATE, now)
+    return with_finished_change(state, now), (*actions, *stops)
 
 
 def _after(state: JobState, event: Event, now: float) -> Step:
@@ -111,9 +114,7 @@ def _requested(state: JobState, event: ResizeAccepted | ProfileAccepted, now: fl
 def _resized(state: JobState, event: ResizeAccepted, now: float) -> Step:
     """After a request for other numbers of tasks: while the others continue, or through a checkpoint."""
     if event.is_live:
-        state, leaving = with_changed_tasks(state, event, now)
-        state, stops = _send(state, leaving, StopSignal.TERMINATE, now)
-        return state, (*(Start(name, state.attempt) for name in event.joins), *stops)
+        return with_changed_tasks(state, event, now), tuple(Start(name, state.attempt) for name in event.joins)
     resize = Resize(event, now, state.attempt, state.attempt_step)
     state = replace(state, resizes=(*state.resizes, resize), restarting=True, resizing=True)
     return _save_and_stop(state, now)

@@ -3,7 +3,8 @@
 * A task that joins is `joining` from its start until the chief has reported its first step; for a role that only
   registers itself, until it has reported that it is up. If it fails before that, its role's restart policy decides
   whether it is started again alone. The training continues in any case.
-* A task that leaves because the launcher asks it to has got SIGTERM; it gets SIGKILL if it does not exit.
+* A task that leaves because the launcher asks it to has got SIGTERM; it gets SIGKILL if it does not exit. If no task of
+  its role stays, it is asked when those that join have joined; if they cannot, it stays.
 * A task that has left by itself, such as one of a node that is taken away, has reported that and exited with code 0.
   That is neither a failure nor a restart.
 """
@@ -25,24 +26,40 @@ LEFT = "left"
 """The state that a task reports when it has left the training, before it exits."""
 
 
-def with_changed_tasks(state: JobState, event: ResizeAccepted, now: float) -> tuple[JobState, tuple[TaskId, ...]]:
-    """Adds the tasks that join, and marks those that leave.
-
-    Returns:
-        The state, and the tasks that have to get SIGTERM.
-    """
+def with_changed_tasks(state: JobState, event: ResizeAccepted, now: float) -> JobState:
+    """Adds the tasks that join, and marks those that leave."""
     tasks = dict(state.tasks)
     for name in event.joins:
         before = tasks.get(name)
         tasks[name] = TaskState(started_at=now, joining=True, restarts=0 if before is None else before.restarts + 1)
-    running = tuple(name for name in event.leaves if not tasks[name].status.ended)
     for name in event.leaves:
         tasks[name] = replace(tasks[name], leaving=True, start_at=None)
     order = [*ROLES]
     ordered = sorted(tasks, key=lambda name: (order.index(name.role), name.index))
     resize = Resize(event, now, state.attempt, state.attempt_step)
     table = TaskTable.of({name: tasks[name] for name in ordered})
-    return replace(state, tasks=table, resizes=(*state.resizes, resize)), running
+    return replace(state, tasks=table, resizes=(*state.resizes, resize))
+
+
+def with_due_leavers(state: JobState) -> tuple[JobState, tuple[TaskId, ...]]:
+    """Keeps the tasks that nobody replaces.
+
+    Returns:
+        The state, and the tasks that have to get SIGTERM, because they leave from now on.
+    """
+    if state.phase not in (Phase.RUNNING, Phase.EVALUATING):
+        return state, ()
+    asked = [name for name in state.leaving if state.tasks[name].stop_sent_at is None]
+    if not asked:
+        return state, ()
+    joining = [name for name, task in state.tasks.items() if task.joining]
+    staying = {name.role for name in state.present if name not in joining}
+    failed = {name.role for name in joining if failed_to_join(state, name)}
+    awaited = {name.role for name in joining if not failed_to_join(state, name)} - staying
+    kept = [name for name in asked if name.role in failed - awaited - staying]
+    tasks = {name: replace(state.tasks[name], leaving=False) for name in kept}
+    due = tuple(name for name in asked if name.role not in awaited and name not in kept)
+    return replace(state, tasks=state.tasks.with_states(tasks)), due
 
 
 def exit_status_after_leaving(state: JobState, name: TaskId, task: TaskState) -> Status | None:
@@ -85,10 +102,11 @@ def with_finished_change(state: JobState, now: float) -> JobState:
     waiting = (
         state.tasks[name] for name in resize.wanted.joins if name in state.tasks and not failed_to_join(state, name)
     )
-    if any(task.joining for task in waiting) or any(name in state.alive for name in resize.wanted.leaves):
+    alive = [name for name in resize.wanted.leaves if name in state.alive]
+    if any(task.joining for task in waiting) or any(state.tasks[name].leaving for name in alive):
         return state
     failed = tuple(name for name in resize.wanted.joins if failed_to_join(state, name))
-    done = replace(resize, trained_at=now, failed=failed)
+    done = replace(resize, trained_at=now, failed=failed, kept=tuple(alive))
     return replace(state, resizes=(*state.resizes[:-1], done))
 
 
@@ -100,5 +118,6 @@ def failed_to_join(state: JobState, name: TaskId) -> bool:
 
 def slow_to_leave(state: JobState, now: float) -> tuple[TaskId, ...]:
     """The tasks that have not left in time, and have to be killed."""
-    since = {name: state.tasks[name].stop_sent_at or 0.0 for name in state.leaving}
-    return tuple(name for name, time in since.items() if now >= time + state.policy.timeouts.shutdown)
+    since = {name: state.tasks[name].stop_sent_at for name in state.leaving}
+    limit = state.policy.timeouts.shutdown
+    return tuple(name for name, time in since.items() if time is not None and now >= time + limit)

@@ -226,6 +226,7 @@ class Resize:
         trained_at: when the next attempt reported its first step; without another attempt, when all tasks had joined or
             left. None until then.
         failed: the tasks that could not join.
+        kept: the tasks that did not leave, since no other task of their role could join.
     """
 
     wanted: ResizeAccepted
@@ -235,6 +236,7 @@ class Resize:
     resumed: int | None = None
     trained_at: float | None = None
     failed: tuple[TaskId, ...] = ()
+    kept: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True)
