@@ -15,7 +15,7 @@ from benchmarks.workload import Workload
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
 """The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
 WORKERS = 2
-STAGED = ("mlp_deep", "mlp_deep_1024", "mlp_deep_4096", "transformer_64")
+STAGED = ("mlp_deep", "mlp_deep_1024", "mlp_deep_4096", "transformer_64", "cnn_1024")
 """Models whose layers are divided into stages; they are in no other contest."""
 SYNC = {"mode": "sync"}
 
@@ -241,7 +241,7 @@ def _stages() -> dict[str, Contest]:
     The layers are divided by their bytes in those named `stages`, and by their times in those named `stages_time`.
     """
     contests = {}
-    for key in (*STAGED, "transformer_large", "cnn"):
+    for key in (*STAGED, "transformer_large"):
         size = SIZES[key]
         work = Workload(key, size.batch, size.steps, size.steps_per_execution)
         tasks = {"chief": 1, "worker": WORKERS}

@@ -75,6 +75,7 @@ SIZES = {
         "transformer 4 × 256, batch 64", "transformer", 64, steps=2, steps_per_execution=2, widths=(256,) * 4
     ),
     "cnn": Size("CNN, batch 64", "cnn", 64),
+    "cnn_1024": Size("CNN, batch 1024", "cnn", 1024, steps=6, steps_per_execution=3),
     "transformer": Size(
         "transformer 2 × 128, batch 32", "transformer", 32, steps=5, steps_per_execution=5, widths=(128,) * 2
     ),
