@@ -132,6 +132,12 @@ def test_the_last_worker_stays_if_no_other_one_can_join():
     assert job.at(100, Tick()) == {}
 
 
+def test_an_earlier_failure_to_join_keeps_nobody():
+    job = all_leave()
+    job.at(12, RecordReceived(W0, {"kind": "error", "type": "E", "message": "m", "retry": False}), Exited(W0, 1))
+    assert job.at(20, ResizeAccepted("r", {"worker": (1, 0)}, (CHIEF, PS), leaves=(W1,))) == {W1: TERM}
+
+
 def test_a_worker_that_does_not_leave_is_killed():
     job = training()
     job.at(10, leaving(W1))

@@ -47,12 +47,13 @@ def with_due_leavers(state: JobState) -> tuple[JobState, tuple[TaskId, ...]]:
     Returns:
         The state, and the tasks that have to get SIGTERM, because they leave from now on.
     """
-    if state.phase not in (Phase.RUNNING, Phase.EVALUATING):
+    resize = state.open_change
+    if resize is None or state.phase not in (Phase.RUNNING, Phase.EVALUATING):
         return state, ()
     asked = [name for name in state.leaving if state.tasks[name].stop_sent_at is None]
     if not asked:
         return state, ()
-    joining = [name for name, task in state.tasks.items() if task.joining]
+    joining = [name for name in resize.wanted.joins if name in state.tasks and state.tasks[name].joining]
     staying = {name.role for name in state.present if name not in joining}
     failed = {name.role for name in joining if failed_to_join(state, name)}
     awaited = {name.role for name in joining if not failed_to_join(state, name)} - staying
