@@ -88,7 +88,7 @@ def in_rows(
     row: Callable[..., list[Any]],
     single: Callable[..., list[Any]],
     start: list[Any],
-) -> None:
+) -> list[Any]:
     """Runs steps in unrolled groups while several are certain to follow each other, and one by one otherwise.
 
     Each iteration of a loop over several tasks, and each condition in it, costs messages to every task. So groups of
@@ -101,6 +101,9 @@ def in_rows(
         row: loop variables → loop variables, for a group of steps.
         single: loop variables → loop variables, for one step.
         start: the loop variables at the start.
+
+    Returns:
+        The loop variables at the end.
     """
 
     def alone(*carried: Any) -> tf.Tensor:
@@ -110,4 +113,4 @@ def in_rows(
         carried = tf.while_loop(several, row, carried, parallel_iterations=1)
         return tf.while_loop(alone, single, carried, parallel_iterations=1)
 
-    tf.while_loop(goes_on, both, start, parallel_iterations=1)
+    return list(tf.while_loop(goes_on, both, start, parallel_iterations=1))

@@ -97,6 +97,15 @@ def per_worker_iterators(remotes: Mapping[int, Any], element_spec: Any, most: in
     return combined
 
 
+def are_per_worker(iterators: Any) -> bool:
+    """Whether each worker has an iterator of its own, as `per_worker_iterators` makes them.
+
+    Seen in TensorFlow 2.21.0: `coordinator.values.PerWorkerValues`. Reason: as for `per_worker_iterators`. Replace
+    with: the same.
+    """
+    return isinstance(iterators, values.PerWorkerValues)
+
+
 def set_iterator(iterators: Any, index: int, remote: Any) -> None:
     """Sets the iterator of a worker that joins, also for functions that are scheduled already.
 
@@ -201,7 +210,7 @@ class _Retirement(cluster_coordinator.ResourceClosure):
 
 def _release_iterator(iterators: Any, index: int) -> None:
     """Drops the iterator of a worker that leaves."""
-    if isinstance(iterators, values.PerWorkerValues):
+    if are_per_worker(iterators):
         left = values.RemoteValueImpl(None, iterators._values[index]._type_spec)
         left._set_error(tf.errors.CancelledError(None, None, "this worker has left"))
         iterators._values[index] = left

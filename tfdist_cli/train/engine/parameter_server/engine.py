@@ -29,6 +29,7 @@ from tfdist_cli.train.engine.parameter_server.context import (
     Stream,
     raise_cause,
 )
+from tfdist_cli.train.engine.parameter_server.lockstep.data_position import set_position
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, check_updates_within, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
@@ -110,6 +111,8 @@ class ParameterServerEngine:
         """Steps in an execution."""
         self._read = Consumed()
         self._share: Sharing = "split"
+        self._done = 0
+        """Global steps that are done."""
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._choose_jit()
@@ -195,7 +198,7 @@ class ParameterServerEngine:
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._context.seeds.start_at(step)
         self._read = Consumed(data, batches)
-        self._share = share
+        self._share, self._done = share, step
         self._divide = partial(self._divide_data, data, share)
         self._divide()
 
@@ -210,17 +213,16 @@ class ParameterServerEngine:
             if self._divided:
                 data, spec = self._divided.whole(data), self._divided.whole_spec
 
-            def read_by_chief(place: int, count: int) -> Any:
-                return _iterator(data, Shard(place, count, place, self._read.batches // count))
-
             def create(worker: Any, place: int, count: int) -> Any:
-                if share == "coordinator":
-                    return self._context.run_on_worker(worker, partial(read_by_chief, place, count))
-                index, done = worker.worker_index, self._read.batches // count
-                shard = Shard(place, count, index, done) if share == "split" else Shard(0, 1, index, done)
-                if self._divided:
-                    shard = Shard(step=done * count)
-                return self._context.run_on_worker(worker, partial(_iterator, data, shard))
+                before, step = self._read.batches, self._done
+
+                def opened() -> Any:
+                    # It runs again on a worker that is started again, whose data continues after what is done.
+                    more = (self._read.batches - before) // count
+                    set_position(tf.constant(step + more, tf.int64))
+                    return _iterator(data, self._shard(worker.worker_index, place, count, before // count + more))
+
+                return self._context.run_on_worker(worker, opened)
 
             remotes = {
                 worker.worker_index: create(worker, place, count) for worker, place, count in places(self._workers)
@@ -228,6 +230,21 @@ class ParameterServerEngine:
             iterators = per_worker_iterators(remotes, spec, self._workers.most)
             self._workers.divide(WorkerData(create, iterators))
         self._iterators = iterators
+
+    def _shard(self, index: int, place: int, count: int, done: int) -> Shard:
+        """The part of the data that one of several workers reads.
+
+        Args:
+            index: the worker's.
+            place: its place among the workers.
+            count: how many there are.
+            done: the batches that each of them has consumed.
+        """
+        if self._divided:
+            return Shard(step=done * count)
+        if self._share == "coordinator":
+            return Shard(place, count, place, done)
+        return Shard(place, count, index, done) if self._share == "split" else Shard(0, 1, index, done)
 
     def resume_workers(self, taken: Mapping[str, int]) -> None:
         """See `Engine.resume_workers`."""
@@ -300,13 +317,13 @@ class ParameterServerEngine:
 
         whole_updates = size + -size % self._context.rules.updates.steps_per_round
         attempt = 1 if self.synchronous else whole_updates * self.workers
-        done = first
+        self._done = first
         for execution in self._first_execution.run(executions, steps, attempt=attempt, pause=pause):
-            done += len(execution.losses)
+            self._done += len(execution.losses)
             self._read.count(len(execution.losses) * (self.sharers if self.synchronous else 1))
             named = execution.renamed(self._workers.names) if self.synchronous else execution
             self._workers.begin(self._why_not, self._prepare if self.synchronous else None)
-            self._workers.add_execution(named.steps, done)
+            self._workers.add_execution(named.steps, self._done)
             yield named
 
     def _why_not(self, workers: int) -> Refusal | None:

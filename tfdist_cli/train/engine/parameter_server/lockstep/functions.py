@@ -16,7 +16,7 @@ from tfdist_cli.train.data.divided import part
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs, StepNumbers
-from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep import data_position, token_queues
 from tfdist_cli.train.engine.parameter_server.lockstep.step_updates import Operations, StepPart, WorkerParts
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles
 from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepState, StepKind, Token
@@ -50,7 +50,8 @@ class LockstepFunctions:
         layout: how step reports are packed. If examples are divided, the seconds of the worker's step follow; and then
             an update's seconds, if measured.
         work: for a chunk's number of steps a worker's function. Its arguments: the iterator; the worker's number, the
-            run's first sequence number, and `ParameterServerContext.counts`; `TokenQueues.of`.
+            run's first sequence number, whether the iterator is this worker's alone, and
+            `ParameterServerContext.counts`; `TokenQueues.of`.
         updates: for a chunk's number of updates the function that applies them until the end is ordered. Its
             arguments: `TokenQueues.handles`; the run's first sequence number.
         clear: drops the gradients that lost workers have stored and not committed.
@@ -83,12 +84,12 @@ class LockstepFunctions:
     def _worker_function(self, size: int) -> Any:
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
-            worker, first, *counts = tf.unstack(numbers)
+            worker, first, own_data, *counts = tf.unstack(numbers)
             leader = self.devices[0]
 
             def steps(count: int, packed: tf.Tensor, others: Tensors, *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
-                number = LockstepState(packed).sequence % RUN // self.sequences
+                number = self._step_number(packed)
                 carried = self.store.copied(packed), others
                 for index in range(count):
                     timer = StepTimer(self.store.measures_phases, *start)
@@ -108,14 +109,22 @@ class LockstepFunctions:
                 state = LockstepState(packed)
                 return tf.logical_and(state.kind == _CHUNK, state.single_steps == 0)
 
-            start = [*self._first(first, worker, handles), *StepTimer(self.store.measures_phases).last_time]
+            packed, others = self._first(first, worker, handles)
+            positioned = tf.logical_and(own_data > 0, goes_on(packed))
+            packed = after(packed, [data_position.skip_to(iterator, self._step_number(packed), positioned)])
+            start = [packed, others, *StepTimer(self.store.measures_phases).last_time]
             if size > 1:
-                in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
+                packed, *_ = in_rows(goes_on, several, partial(steps, size), partial(steps, 1), start)
             else:
-                tf.while_loop(goes_on, partial(steps, 1), start, parallel_iterations=1)
+                packed, *_ = tf.while_loop(goes_on, partial(steps, 1), start, parallel_iterations=1)
+            data_position.advance_to(self._step_number(packed), positioned)
             return worker
 
         return work
+
+    def _step_number(self, packed: tf.Tensor) -> tf.Tensor:
+        """Returns the number of the step of a packed `LockstepState`."""
+        return LockstepState(packed).sequence % RUN // self.sequences
 
     def _first(self, first: tf.Tensor, worker: tf.Tensor, handles: Handles) -> tuple[tf.Tensor, Tensors]:
         """Waits until a worker's first step may begin on each ps.

@@ -38,6 +38,7 @@ from tfdist_cli.train.engine.parameter_server.worker_functions import (
     running,
 )
 from tfdist_cli.train.engine.step_timer import wait_as_update
+from tfdist_cli.train.tf_compat.coordinator import are_per_worker
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
 _ORDERS_IN_FLIGHT = 2
@@ -89,7 +90,7 @@ class LockstepUpdates:
             self._context.rehearsal(
                 worker,
                 self.functions.work(size),
-                (iterators, self._numbers(place, sequence), queues.of(place)),
+                (iterators, self._numbers(place, sequence, iterators), queues.of(place)),
             )
             for place, worker in enumerate(workers)
         ]
@@ -115,8 +116,8 @@ class LockstepUpdates:
         functions, divides = self.functions, self._sizes is not None
         return TokenQueues(functions.devices, self._context.worker_count, functions.layout.size, divides=divides)
 
-    def _numbers(self, worker: int, sequence: int) -> tf.Tensor:
-        return tf.constant([worker, sequence, *self._context.counts], tf.int64)
+    def _numbers(self, worker: int, sequence: int, iterators: Any) -> tf.Tensor:
+        return tf.constant([worker, sequence, are_per_worker(iterators), *self._context.counts], tf.int64)
 
     def _executions(
         self,
@@ -158,7 +159,7 @@ class LockstepUpdates:
 
     def _start(self, queues: TokenQueues, iterators: Any, size: int, sequence: int, worker: int, _: int) -> Any:
         """Starts a worker's function."""
-        args = iterators, self._numbers(worker, sequence), queues.of(worker)
+        args = iterators, self._numbers(worker, sequence, iterators), queues.of(worker)
         return self._context.run_on_worker(self._context.workers[worker], self.functions.work(size), args)
 
     def _count(self, reports: np.ndarray, sums: Accumulator, seconds: float) -> float:
