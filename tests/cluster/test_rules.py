@@ -271,9 +271,12 @@ LONG = 10 * STEPS
 
 @pytest.mark.chaos
 @pytest.mark.rotates(5)
-@pytest.mark.parametrize(("mode", "together"), [("sync 1", 1), ("sync", 2)])
-def test_a_worker_may_be_killed(mode, together, cluster):
-    """With a backup worker the training continues; without, all wait until the worker has been restarted."""
+@pytest.mark.parametrize(("mode", "together"), [("sync 1", 1), ("sync", 2), ("proportional", 2)])
+def test_a_worker_may_be_killed(mode, together, cluster, tmp_path):
+    """With a backup worker the training continues; without, all wait until the worker has been restarted.
+
+    The worker then takes each step with the batch that it would have had.
+    """
     tasks, case = cluster(chief=1, ps=1, worker=2), f"{mode}/dense/adam/1/long"
     command = program("rules.py", "out", case)
     tasks.start(command)
@@ -289,3 +292,7 @@ def test_a_worker_may_be_killed(mode, together, cluster):
     facts = ended["chief:0"].result[case]
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (LONG, LONG, LONG * together * BATCH)
     assert sum(worker["batches"] for worker in facts["workers"].values()) == LONG * together
+    if together == 2:
+        same = "async/dense/adam/2/long"
+        one_process = Trained(tmp_path, alone(tmp_path, program("rules.py", "out", same)))
+        assert Trained(tasks.folder, ended["chief:0"]).is_close_to(case, one_process, same)

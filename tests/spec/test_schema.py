@@ -1,12 +1,14 @@
 """The published JSON Schemas are the models', and fit what ships."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from tfdist_cli.spec.loading.positions import read_yaml
 from tfdist_cli.spec.schema import MODELS, json_schema
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +58,10 @@ def test_shipped_files_fit(kind, path):
 )
 def test_fits(kind, text, fits):
     assert Draft202012Validator(json_schema(kind)).is_valid(yaml.safe_load(text)) is fits
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_maps_in_descriptions_can_be_written_into_a_file(kind):
+    maps = [json.loads(f'"{found}"') for found in re.findall(r"`(\{[^`]+\})`", json.dumps(json_schema(kind)))]
+    assert maps
+    assert [(each, problem) for each in maps for problem in read_yaml(f"key: {each}", "f", {}).problems()] == []

@@ -163,7 +163,7 @@ def batches(shard, network, fold, *options):
     """Batches: `fold` of them, in sequence or one of each worker, are one batch of a single process."""
     x = inputs(network)
     data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH if IN_CLUSTER else BATCH * fold, drop_remainder=True)
-    data = data.shard(shard.count, shard.index).repeat()
+    data = data.shard(shard.count, shard.index).repeat().skip(shard.step)
     if "slow" in options and shard.index == 1:
         data = data.apply(sleep(40_000))
     if "ends" in options and shard.index == 1:

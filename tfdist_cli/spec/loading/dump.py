@@ -56,9 +56,9 @@ def _tree(model: SpecModel) -> dict[str, Any]:
 
 
 def _escaped(value: Any) -> Any:
-    """Escapes the dollars in values. Keys have no variables."""
+    """Escapes the dollars in values. Keys are text, also the numbers of classes, and have no variables."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {str(key): _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_escaped(item) for item in value]
     return escape(value) if isinstance(value, str) else value

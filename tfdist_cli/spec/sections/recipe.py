@@ -100,7 +100,7 @@ class Train(SpecModel):
     repeat: bool = True
     """Whether the data starts again when it ends. Otherwise it is an error if the data ends before the training."""
     class_weight: dict[ClassNumber, float] | None = None
-    """The weight of each class, by its number, in the loss: `{0: 1.0, 1: 4.5}`."""
+    """The weight of each class, by its number, in the loss: `{"0": 1.0, "1": 4.5}`. Keys of YAML need quotes here."""
     initial_epoch: Annotated[int, Field(ge=0)] = 0
     """The epoch, counted from 0, to start with. A training that resumes from a checkpoint continues instead."""
 

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, StoredGradient
-from tfdist_cli.train.engine.parameter_server.lockstep import functions, token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep import data_position, functions, token_queues
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
 from tfdist_cli.train.engine.parameter_server.messages import Commit, ReportLayout, StepKind
@@ -116,7 +116,9 @@ class Part:
 
 
 class Lockstep:
-    """The functions of two workers that compute nothing: the loss of a step is its number.
+    """The functions of two workers that compute nothing: the loss of a step is its batch, which is its number.
+
+    The data of a worker that restarts begins where the run has begun: it knows of no step that was done since.
 
     Args:
         parts: how many updates a step makes.
@@ -141,11 +143,22 @@ class Lockstep:
         monkeypatch.setattr(LockstepFunctions, "_step_parts", lambda *_: own)
         monkeypatch.setattr(functions, "GradientStore", lambda context, **_: store)
         self.functions = LockstepFunctions(SimpleNamespace(worker_count=2, workers=SimpleNamespace(most=2)))
+        self.work_of = cache(lambda worker, size: self.functions.work.__wrapped__(size))
+        self.data = [None, None]
+        here = threading.local()  # both workers are this process
+        monkeypatch.setattr(data_position, "_position", lambda: self.positions[here.worker].handle)
+        self.positions, self.here = [tf.Variable(-1, dtype=tf.int64) for _ in range(2)], here
 
-    def _stored(self, iterator, numbers, ready, keys, before, timer, within=None):
+    def open(self, worker, first):
+        """Opens a worker's data, which begins with a step."""
+        self.positions[worker].assign(first)
+        self.data[worker] = iter(tf.data.Dataset.range(first, first + 1000))
+
+    def _stored(self, read, numbers, ready, keys, before, timer, within=None):
         worker, number = numbers.worker, numbers.step
-        loss = tf.cast(number, tf.float64)
         awaited = [*ready.values(), *before]
+        with tf.control_dependencies(awaited):
+            loss = tf.cast(read(), tf.float64)
         for part in range(self.parts):
             with tf.control_dependencies(awaited):
                 failed = tf.reduce_all(self.fails == tf.stack([worker, number, part]))
@@ -156,11 +169,17 @@ class Lockstep:
 
     def work(self, worker, size, first=FIRST):
         """Runs a worker's function, and again while it fails."""
+        self.here.worker = worker
+        begins = first % RUN // self.parts
+        if self.data[worker] is None:
+            self.open(worker, begins)
         while True:
             try:
-                return self.functions.work(size)(None, tf.constant([worker, first], tf.int64), self.queues.of(worker))
+                numbers = tf.constant([worker, first, 1], tf.int64)
+                return self.work_of(worker, size)(self.data[worker], numbers, self.queues.of(worker))
             except tf.errors.InvalidArgumentError:
                 self.fails.assign([-1, -1, -1])
+                self.open(worker, begins)
 
     def run(self, orders, size, first=FIRST):
         """Runs some orders; returns the reports of each."""
@@ -241,6 +260,7 @@ def test_a_worker_that_restarts_when_its_run_is_over_takes_no_step(lockstep, cur
     give(lockstep.queues, *current)
     lockstep.work(0, size=3)
     assert int(tf.raw_ops.QueueSizeV2(handle=own["commits"][0])) == 0
+    assert next(lockstep.data[0]).numpy() == lockstep.positions[0].numpy() == 30
 
 
 def test_workers_of_an_aborted_run_are_told_to_exit(lockstep):
