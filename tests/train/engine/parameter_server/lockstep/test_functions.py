@@ -143,7 +143,7 @@ class Lockstep:
         monkeypatch.setattr(LockstepFunctions, "_step_parts", lambda *_: own)
         monkeypatch.setattr(functions, "GradientStore", lambda context, **_: store)
         self.functions = LockstepFunctions(SimpleNamespace(worker_count=2, workers=SimpleNamespace(most=2)))
-        self.work_of = cache(lambda worker, size: self.functions.work.__wrapped__(size))
+        self.work_of = cache(lambda worker, size: self.functions._worker_function(size))
         self.data = [None, None]
         here = threading.local()  # both workers are this process
         monkeypatch.setattr(data_position, "_position", lambda: self.positions[here.worker].handle)
