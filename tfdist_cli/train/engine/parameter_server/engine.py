@@ -70,6 +70,8 @@ class ParameterServerEngine:
 
     is_chief = True
     max_steps_per_execution = 20
+    _done = 0
+    """Global steps that are done."""
 
     def __init__(
         self,
@@ -111,8 +113,6 @@ class ParameterServerEngine:
         """Steps in an execution."""
         self._read = Consumed()
         self._share: Sharing = "split"
-        self._done = 0
-        """Global steps that are done."""
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._choose_jit()
@@ -213,23 +213,24 @@ class ParameterServerEngine:
             if self._divided:
                 data, spec = self._divided.whole(data), self._divided.whole_spec
 
-            def create(worker: Any, place: int, count: int) -> Any:
-                before, step = self._read.batches, self._done
-
-                def opened() -> Any:
-                    # It runs again on a worker that is started again, whose data continues after what is done.
-                    more = (self._read.batches - before) // count
-                    set_position(tf.constant(step + more, tf.int64))
-                    return _iterator(data, self._shard(worker.worker_index, place, count, before // count + more))
-
-                return self._context.run_on_worker(worker, opened)
-
+            create = partial(self._open_on_worker, data)
             remotes = {
                 worker.worker_index: create(worker, place, count) for worker, place, count in places(self._workers)
             }
             iterators = per_worker_iterators(remotes, spec, self._workers.most)
             self._workers.divide(WorkerData(create, iterators))
         self._iterators = iterators
+
+    def _open_on_worker(self, data: DatasetFunction, worker: Any, place: int, count: int) -> Any:
+        """Opens a worker's data behind what is done; again so if the worker is started again."""
+        before, step = self._read.batches, self._done
+
+        def opened() -> Any:
+            more = (self._read.batches - before) // count
+            set_position(tf.constant(step + more, tf.int64))
+            return _iterator(data, self._shard(worker.worker_index, place, count, before // count + more))
+
+        return self._context.run_on_worker(worker, opened)
 
     def _shard(self, index: int, place: int, count: int, done: int) -> Shard:
         """The part of the data that one of several workers reads.
