@@ -51,3 +51,10 @@ def test_a_function_that_failed_and_one_that_lost_its_worker():
 @pytest.mark.slow
 def test_a_coordinator_of_one_worker():
     assert output_of("tf_compat_coordinator") == "done"
+
+
+def test_iterators_of_their_own_and_a_shared_one():
+    data = tf.data.Dataset.range(3)
+    own = coordinator.per_worker_iterators({0: remote(), 2: remote()}, data.element_spec)
+    assert coordinator.are_per_worker(own)
+    assert not coordinator.are_per_worker(iter(data))
