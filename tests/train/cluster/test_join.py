@@ -1,7 +1,10 @@
 """The scope to make a model in."""
 
 import re
+import signal
 import socket
+import threading
+import time
 from dataclasses import replace
 
 import keras
@@ -115,3 +118,26 @@ def test_a_worker_asks_to_leave_only_if_there_is_a_chief(chief_is_there, monkeyp
         with pytest.raises(Ended):
             join._wait_for_chief(environment)
     assert len(log) == chief_is_there
+
+
+def test_a_task_leaves_although_another_thread_received_the_signal(monkeypatch, log):
+    def wait(*_):
+        threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+        one, other = socket.socketpair()
+        with one, other:
+            one.settimeout(10)
+            one.recv(1)
+
+    def end():
+        raise Ended
+
+    monkeypatch.setattr(join, "wait_until_exited", wait)
+    monkeypatch.setattr(membership, "end_by_sigterm", end)
+    worker, chief = TaskId("worker", 0), TaskId("chief", 0)
+    addresses = {chief: free_address(), worker: free_address()}
+    environment = Environment("parameter_server", worker, addresses, join_address=free_address())
+    began = time.monotonic()
+    with pytest.raises(Ended):
+        join._wait_for_chief(environment)
+    assert time.monotonic() - began < 5
+    assert log == []

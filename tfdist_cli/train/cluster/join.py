@@ -41,6 +41,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     report_to_chief,
     wait_until_exited,
 )
+from tfdist_cli.train.cluster.signals import interruptible_waits
 from tfdist_cli.train.cluster.tensorflow_setup import (
     check_gpus,
     configure,
@@ -271,6 +272,11 @@ def serve(environment: Environment) -> None:
 
 def _wait_for_chief(environment: Environment) -> bool:
     """Waits until the chief has exited; on SIGTERM, a task leaves if it may. See `wait_until_exited`."""
+    with interruptible_waits():
+        return _wait_or_leave(environment)
+
+
+def _wait_or_leave(environment: Environment) -> bool:
     task, join_address = environment.task, environment.join_address
     chief, timeout = environment.addresses[environment.chief], environment.start_timeout
     if join_address is None or not may_leave(environment.strategy, task.role):

@@ -1,0 +1,86 @@
+"""A signal ends a wait of the main thread, whichever thread receives it."""
+
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from tfdist_cli.train.cluster.signals import interruptible_waits
+
+LONG = 10.0
+
+
+class Interrupted(Exception):
+    """The handler ran."""
+
+
+def interrupt(*_):
+    raise Interrupted
+
+
+@pytest.fixture
+def connection():
+    one, other = socket.socketpair()
+    with one, other:
+        one.settimeout(LONG)
+        yield one
+
+
+@pytest.fixture
+def signalled():
+    """Gives SIGTERM to another thread than the main one, as the kernel may do."""
+
+    def receive():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    timer = threading.Timer(0.2, receive)
+    timer.start()
+    yield
+    timer.join()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("signalled")
+def test_a_signal_to_another_thread_interrupts_the_main_one(connection):
+    began = time.monotonic()
+    with pytest.raises(Interrupted), interruptible_waits():
+        connection.recv(1)
+    assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.usefixtures("signalled")
+def test_a_wait_continues_after_a_handler_that_raises_nothing(connection):
+    received = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: received.set())
+    connection.settimeout(1.0)
+    with interruptible_waits(), pytest.raises(TimeoutError):
+        connection.recv(1)
+    assert received.is_set()
+
+
+def test_what_was_there_before_is_there_afterwards(connection):
+    before = signal.getsignal(signal.SIGURG)
+    connection.setblocking(False)
+    previous = signal.set_wakeup_fd(connection.fileno())
+    with interruptible_waits():
+        assert signal.getsignal(signal.SIGURG) != before
+    assert signal.set_wakeup_fd(previous) == connection.fileno()
+    assert signal.getsignal(signal.SIGURG) == before
+    assert "tfdist-signals" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_another_thread_installs_nothing():
+    handlers = []
+
+    def enter():
+        with interruptible_waits():
+            handlers.append(signal.getsignal(signal.SIGURG))
+
+    before = signal.getsignal(signal.SIGURG)
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
