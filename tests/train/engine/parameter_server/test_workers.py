@@ -1,6 +1,7 @@
 """Workers that join and leave, with a cluster that only notes what is done to it."""
 
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -153,6 +154,19 @@ def test_a_worker_whose_data_was_divided_again_meanwhile_opens_it_again(cluster,
     training.divide(again)
     training.take_changes()
     assert opened == opened_again == [(1, 1, 3)]
+    training.end()
+
+
+def test_data_that_was_divided_again_is_closed_although_nobody_asks_any_more(cluster, state):
+    data, _ = opening(cluster)
+    training, closed = begun(state, data), threading.Event()
+    weakref.finalize(data, closed.set)
+    state.ask(Request(TASKS[1], PLACES[1], JOIN))
+    await_change(training)
+    training.take_changes()
+    training.divide(opening(cluster)[0])
+    del data
+    assert closed.wait(LONG)
     training.end()
 
 

@@ -263,19 +263,23 @@ class Workers(Sequence[Any]):
     def _handle_requests(self) -> None:
         """Runs in a thread as long as the training."""
         while (request := self._membership.requests.get()) is not None:
-            newcomers: list[_Newcomer] = []
-            leaving: list[Request] = []
-            while request is not None:
-                if request.asks == LEAVE:
-                    leaving.append(request)
-                elif newcomer := self._newcomer(request):
-                    newcomers.append(newcomer)
-                request = self._companion()
-                if request is None:
-                    self._prepare_for(newcomers, leaving)
-                    request = self._membership.next_request(0)  # asked meanwhile
-            self._ready.extend(newcomers)
-            self._leaving.extend(leaving)
+            self._handle(request)  # while the thread waits, it refers to no data that may be closed
+
+    def _handle(self, request: Request | None) -> None:
+        """Prepares for the worker that asks, and for those that ask meanwhile."""
+        newcomers: list[_Newcomer] = []
+        leaving: list[Request] = []
+        while request is not None:
+            if request.asks == LEAVE:
+                leaving.append(request)
+            elif newcomer := self._newcomer(request):
+                newcomers.append(newcomer)
+            request = self._companion()
+            if request is None:
+                self._prepare_for(newcomers, leaving)
+                request = self._membership.next_request(0)  # asked meanwhile
+        self._ready.extend(newcomers)
+        self._leaving.extend(leaving)
 
     def _companion(self) -> Request | None:
         """Returns a request that comes together with another one: one preparation is enough for both."""
