@@ -278,6 +278,16 @@ def test_workers_that_are_not_in_the_plan(folder):
     folder.happened(6, event="left", task="chief:0", worker="worker:7", step=9)
     states = {str(task.task): task.state for task in read_run(folder.path).tasks}
     assert states["worker:7"] == "left"
+
+
+def test_a_worker_that_is_not_in_the_plan_and_has_to_stay(folder):
+    started(folder)
+    folder.happened(3, event="started", task="worker:8", pid=4712)
+    folder.happened(4, event="state", task="worker:8", state="serving")
+    states = {str(task.task): task.state for task in read_run(folder.path).tasks}
+    assert states["worker:8"] == "serving"
+    folder.happened(5, event="started", task="chief:0", pid=4713, attempt=2)
+    assert "worker:8" not in {str(task.task) for task in read_run(folder.path).tasks}
     assert "nobody" not in states
 
 

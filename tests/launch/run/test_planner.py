@@ -167,6 +167,19 @@ def test_workers_leave_and_come_back_without_a_max(make_handler, tmp_path):
     assert "worker:3" in event.because
 
 
+def test_the_plan_has_a_worker_that_may_have_to_stay(make_handler, tmp_path):
+    request_handler = make_handler(worker=3)
+    before = request_handler._planner.plan(request_handler._run_dir)
+    request_handler.answer(ScaleRequest("a", {"worker": 1}), elastic(CHIEF, W1, W2, PS))
+    assert [planned.task for planned in request_handler.extended.tasks] == [CHIEF, W0, PS, W1, W2]
+    assert [request_handler.extended[task] for task in (W1, W2)] == [before[W1], before[W2]]
+    written = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert [task["task"] for task in written["tasks"]] == ["chief:0", "worker:0", "ps:0"]
+    request_handler.answer(ScaleRequest("b", {"evaluator": 1}), elastic(CHIEF, W1, PS))
+    assert request_handler.extended[W1] == before[W1]
+    assert request_handler.extended[EVALUATOR]
+
+
 def test_workers_with_hosts_leave(make_handler):
     request_handler = make_handler(worker=["127.0.0.1:23471", "127.0.0.1:23472"])
     event = request_handler.answer(ScaleRequest("a", {"worker": 1}), elastic(CHIEF, W0, W1, PS))

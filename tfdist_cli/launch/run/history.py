@@ -218,7 +218,7 @@ def _read_run(path: Path) -> RunView:
         return _read_manual(path, plan, tasks)
     events = list(_of_last_launch(path / EVENTS_FILE))
     for event in events:
-        _add_joined(event, tasks)
+        _add_joined(event, tasks, events[-1].get("attempt"))
         _apply(event, tasks)
     for task in tasks.values():
         with suppress(OSError, ValueError):  # the file is missing if the plan has all resources
@@ -479,8 +479,17 @@ def _add_usage(path: Path, since: str, tasks: Mapping[str, TaskView]) -> None:
                     task.usage = TaskUsage.read(usages[name])
 
 
-def _add_joined(event: Mapping[str, Any], tasks: dict[str, TaskView]) -> None:
-    """Adds a task that is not in the plan: one started by hand, or one that has left since."""
+def _add_joined(event: Mapping[str, Any], tasks: dict[str, TaskView], attempt: object) -> None:
+    """Adds a task that is not in the plan: one started by hand, one that has left since, or one that must not leave.
+
+    Args:
+        event: the event.
+        tasks: the tasks so far.
+        attempt: the last attempt.
+    """
+    if event.get("event") == "started" and event.get("attempt") == attempt:
+        with suppress(ValueError):
+            tasks.setdefault(str(event.get("task")), TaskView(TaskId.parse(str(event.get("task")))))
     if event.get("event") == "exited" and event.get("status") == "left":
         with suppress(ValueError):
             tasks.setdefault(str(event.get("task")), TaskView(TaskId.parse(str(event.get("task"))), "left"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -16,7 +16,7 @@ from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.profiling import check_profile
 from tfdist_cli.launch.supervisor.state import JobState
 from tfdist_cli.plan.machine import Machine
-from tfdist_cli.plan.plan import Plan, make_plan
+from tfdist_cli.plan.plan import Plan, PlannedTask, make_plan
 from tfdist_cli.plan.resources import Resources, allocate
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX, PROFILES, ProfileOrder
 from tfdist_cli.spec.address import LOOPBACK, Address
@@ -65,7 +65,8 @@ class Planner:
         self._reservation = ExitStack()
         self.cluster = cluster
         self._addresses: Mapping[TaskId, Address] = {}
-        self._gpus: Mapping[TaskId, tuple[str, ...]] = {}
+        self._planned: Mapping[TaskId, PlannedTask] = {}
+        """The tasks of this attempt, also those that are in none of its later plans."""
 
     @contextmanager
     def reserving(self) -> Iterator[Planner]:
@@ -91,8 +92,27 @@ class Planner:
             command=self._program,
         )
         run_dir.save(plan)
-        self._gpus = {planned.task: planned.resources.gpus for planned in plan.tasks}
+        self._planned = {**self._planned, **{planned.task: planned for planned in plan.tasks}}
         return plan
+
+    def extended_plan(self, run_dir: RunDir, cluster: Cluster, present: Iterable[TaskId]) -> Plan:
+        """Plans for another cluster from now on, with the addresses that are reserved already.
+
+        Args:
+            run_dir: the run's directory, in which the plan of that cluster is written.
+            cluster: the cluster.
+            present: the tasks that run.
+
+        Returns:
+            The plan, which also has the tasks that run and are not in the cluster: they leave, or stay if nobody can
+            replace them.
+        """
+        self.cluster = cluster
+        unlisted = {task: Address(LOOPBACK) for task in cluster.tasks if task not in self._addresses}
+        self._addresses = {**self._addresses, **unlisted}
+        plan = self.plan(run_dir)
+        others = (self._planned[task] for task in present if task not in cluster.tasks)
+        return replace(plan, tasks=(*plan.tasks, *others))
 
     def resized(self, request: ScaleRequest) -> Cluster:
         """The cluster with the numbers of tasks that a request asks for.
@@ -133,7 +153,9 @@ class Planner:
         for task in change.joins:
             if task.traits.listens and task not in self._addresses:
                 yield f"the launch has reserved no address for {task}: 'max' in the cluster file reserves more"
-        if change.joins and any(share[task].gpus != self._gpus.get(task) for task in share if task in state.present):
+        if change.joins and any(
+            share[task].gpus != self._planned[task].resources.gpus for task in share if task in state.present
+        ):
             yield "the GPUs are divided anew"
         registered = any(joins_cluster(strategy, task.role) for task in (*change.joins, *change.leaves))
         registered = registered or any(task.traits.listens for task in change.leaves)
@@ -154,19 +176,13 @@ class Planner:
                 hint="add 'checkpoint: {every_seconds: 60}' to the recipe, then stop and launch the run once",
             )
 
-    def extend_to(self, cluster: Cluster) -> None:
-        """Plans for another cluster from now on, with the addresses that are reserved already."""
-        self.cluster = cluster
-        unlisted = {task: Address(LOOPBACK) for task in cluster.tasks if task not in self._addresses}
-        self._addresses = {**self._addresses, **unlisted}
-
     def switch_to(self, cluster: Cluster) -> None:
         """Releases the reserved addresses, and reserves those of another cluster.
 
         Raises:
             UsageError: a task cannot run at its configured address.
         """
-        self.cluster = cluster
+        self.cluster, self._planned = cluster, {}
         self._reservation.close()
         self._reserve()
 
@@ -252,8 +268,7 @@ class RequestHandler:
         self._wanted = wanted
         if not is_live:
             return ResizeAccepted(request.request, changes, wanted.tasks, because=because)
-        self._planner.extend_to(wanted)
-        self.extended = self._planner.plan(self._run_dir)
+        self.extended = self._planner.extended_plan(self._run_dir, wanted, state.present)
         return ResizeAccepted(request.request, changes, wanted.tasks, change.joins, change.leaves)
 
     def plan(self) -> Plan:
