@@ -79,6 +79,19 @@ def test_a_worker_joins_while_the_others_continue():
     assert job.statuses()[W2] is Status.DONE
 
 
+def test_a_later_restart_is_none_of_the_change():
+    job = training()
+    job.at(10, joining(W2))
+    job.at(12, *up(W2), joined(W2))
+    job.at(20, Exited(PS, -9))
+    job.at(21, *(Exited(task, -15) for task in (CHIEF, W0, W1, W2)))
+    job.at(22, Tick())
+    assert job.state.attempt == 2
+    job.at(23, *up(*JOINED), RecordReceived(CHIEF, {"kind": "resumed", "step": 4}), progress(6))
+    (resize,) = job.state.resizes
+    assert (resize.trained_at, resize.resumed) == (12, None)
+
+
 def test_a_worker_leaves_at_a_request():
     job = training()
     assert job.at(10, leaving(W1)) == {W1: TERM}

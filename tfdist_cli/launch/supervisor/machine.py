@@ -282,8 +282,9 @@ def _resumed(state: JobState, step: float | None) -> JobState:
     if not state.resizes or state.resizing or state.open_change or step is None:
         return state
     *before, last = state.resizes
-    last = replace(last, resumed=int(step)) if last.resumed is None else last
-    return replace(state, resizes=(*before, last))
+    if last.resumed is not None or last.trained_at is not None:  # a later failure restarted the job
+        return state
+    return replace(state, resizes=(*before, replace(last, resumed=int(step))))
 
 
 def _trained_after_resize(state: JobState, now: float) -> JobState:
