@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat import op_errors
-from tfdist_cli.train.tf_compat.op_errors import shortened
+from tfdist_cli.train.tf_compat.op_errors import shortened, summary
 
 
 def raised(call):
@@ -84,6 +84,23 @@ def test_a_remote_operation_names_its_worker():
 def test_what_has_no_parts_stays(text):
     kept = shortened(tf.errors.AbortedError(None, None, text)).traceback
     assert kept.startswith("AbortedError: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("\n  first \nsecond"), "first"),
+        (ValueError(), "ValueError"),
+        (
+            ValueError(
+                "Exception encountered when calling A.call().\n\n\x1b[1mfirst\x1b[0m\n\nArguments received by A"
+            ),
+            "first",
+        ),
+    ],
+)
+def test_the_summary_is_the_first_line_without_what_keras_adds(error, line):
+    assert summary(error) == line
 
 
 def test_a_ps_that_is_gone_is_named_not_the_worker_that_missed_it():

@@ -12,6 +12,7 @@ import keras
 
 from tfdist_cli.errors import ResultNotSaved, UsageError
 from tfdist_cli.spec.export_formats import FormatName
+from tfdist_cli.train.tf_compat.op_errors import summary
 
 
 def write_model(model: keras.Model, path: Path, format: FormatName, input_signature: list[Any] | None) -> None:  # noqa: A002
@@ -56,14 +57,10 @@ def _convert(model: keras.Model, path: Path, format: FormatName, input_signature
         raise
     except Exception as error:  # each converter has its own errors
         raise ResultNotSaved(
-            f"the model {model.name!r} cannot be converted to the format {format}: {_first_line(error)}",
+            f"the model {model.name!r} cannot be converted to the format {format}: {summary(error)}",
             code="export-not-converted",
             hint="export it as saved_model or keras, which have all operations",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def quantize_weights(model: keras.Model) -> None:

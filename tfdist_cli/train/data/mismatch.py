@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.tf_compat.data import BATCHING, grouping_method
 from tfdist_cli.train.tf_compat.keras_model import COMPUTES_LOSS, layers_of, structure_of
+from tfdist_cli.train.tf_compat.op_errors import message_of
 
 _PARTS = ("x", "y", "sample_weight")
 _BATCHED_TWICE = "batch the examples once"
@@ -27,7 +28,6 @@ _LABEL = re.compile(r"label value of (?P<label>-?\d+) which is outside the valid
 _SHAPES = re.compile(
     r"(?:Incompatible shapes|incompatible shapes)[^\n]*?(?P<shapes>\[[\d,]*\] (?:vs\.|and) \[[\d,]*\])"
 )
-_KERAS = re.compile(r"Exception encountered when calling [^\n]*\n+|\x1b\[\d+m|\n+Arguments received by[\s\S]*")
 
 
 def leaves(part: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -137,7 +137,7 @@ def explained(model: keras.Model, element_spec: Any, error: Exception) -> Traini
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     if _in_loss(error):
         why = _structures("y", y, structure_of(model, "outputs"), "outputs")
-        message = why or f"y does not fit the model's output, or its loss: {_message(error)}"
+        message = why or f"y does not fit the model's output, or its loss: {message_of(error)}"
         hint = f"the data's batches are {describe(element_spec)}"
         return TrainingError(message, code="targets-do-not-fit", hint=hint)
     why = _structures("x", x, structure_of(model, "inputs"), "inputs")
@@ -163,7 +163,7 @@ def explained(model: keras.Model, element_spec: Any, error: Exception) -> Traini
                 hint=f"the data's batches are {describe(element_spec)}",
             )
     return TrainingError(
-        f"the model cannot be built for batches of {describe(element_spec)}: {_message(error)}",
+        f"the model cannot be built for batches of {describe(element_spec)}: {message_of(error)}",
         code="model-build-failed",
         hint="the shapes of the data have to fit the model's inputs and its loss",
     )
@@ -264,11 +264,6 @@ def _listed(names: Any) -> str:
 def _in_loss(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name in COMPUTES_LOSS for frame in frames)
-
-
-def _message(error: Exception) -> str:
-    """Returns the message of an error of Keras's without colours and the list of arguments."""
-    return _KERAS.sub("", str(error)).strip()
 
 
 def _id_out_of_range(layer: str, number: int, rows: int) -> TrainingError:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.layers.dynamic_tables import full_table
-from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, is_from_users_code, shortened
+from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, is_from_users_code, summary
 from tfdist_cli.train.variables.sharding import parts
 
 log = logging.getLogger("tfdist")
@@ -105,12 +105,6 @@ def is_of_model(error: Exception) -> bool:
     return comes_from_users_code(error) if isinstance(error, tf.errors.OpError) else is_from_users_code(error)
 
 
-def reason(failure: Exception) -> str:
-    """The first line of an error's message."""
-    lines = (shortened(failure).message if isinstance(failure, tf.errors.OpError) else str(failure)).strip()
-    return lines.splitlines()[0] if lines else type(failure).__name__
-
-
 class FirstExecution:
     """Runs executions, the first of them as an attempt.
 
@@ -183,5 +177,5 @@ class FirstExecution:
         copies.restore()
         executed = attempt()
         if self._logs:
-            log.info("optimizations are off: they failed with this model: %s", reason(failure))
+            log.info("optimizations are off: they failed with this model: %s", summary(failure))
         return executed

@@ -25,6 +25,8 @@ _NOISE = (
     (re.compile(r"Error in user-defined function passed to (\w+)Dataset\S* transformation with iterator: \S+: "),
      r"in a function of the data (\1): "),
 )  # fmt: skip
+_KERAS = re.compile(r"Exception encountered when calling [^\n]*\n+|\x1b\[\d+m|\n+Arguments received by[\s\S]*")
+"""What Keras adds to the message of an error in a layer: its name, the arguments of the call, and colours."""
 _END = re.compile(r"\n?\s*(\[\[\{\{node|\[Op:|\(\d+\) [A-Z_]+:|Additional GRPC error information)")
 _WORKER = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 _LOST_PS = re.compile(r"remote target /job:ps/(?:replica:\d+/)?task:(\d+)")
@@ -80,6 +82,17 @@ def shortened(error: BaseException) -> OpError:
     frames = [frame[0] for frame in _FILE.finditer(defined["frames"]) if is_users(frame[1])] if defined else []
     head = _HEADER + "".join(frames) if frames else ""
     return OpError(name, message, f"{head}{name}: {message}\n")
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the message of an error without what Keras adds to it."""
+    return _KERAS.sub("", str(error)).strip()
+
+
+def summary(error: BaseException) -> str:
+    """Returns the first line of an error's message; the name of its class if it has none."""
+    lines = _KERAS.sub("", shortened(error).message).split("\n")
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
 
 
 def comes_from_users_code(error: BaseException) -> bool:

@@ -84,8 +84,27 @@ def test_layers_of_integers_strings_and_masks_are_measured():
 
 
 def test_a_model_that_cannot_be_called_with_the_inputs_is_refused():
-    with raises(TrainingError, "layers-not-measured"):
+    with raises(TrainingError, "layers-not-measured") as caught:
         measured_times(network(), (tf.ones((2, 3)),), micro_batches=1)
+    assert "(2, 3)" in caught.value.message
+
+
+@pytest.mark.parametrize("in_a_kernel", [False, True])
+def test_a_layer_that_fails_is_named_with_its_error(in_a_kernel):
+    class Odd(layers.Layer):
+        def call(self, x):
+            if not x.shape[0]:
+                return x
+            if in_a_kernel:
+                return tf.debugging.check_numerics(x / 0.0, "odd values")
+            raise ValueError("odd values\nand more")
+
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="first"), Odd(name="odd")])
+    with raises(TrainingError, "layers-not-measured") as caught:
+        measured_times(model, (tf.ones((2, 8)),), micro_batches=1)
+    assert "'odd'" in caught.value.message
+    assert "odd values" in caught.value.message.splitlines()[0]
+    assert len(caught.value.message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("balance", "count"), [("time", 1), ("bytes", 0)])

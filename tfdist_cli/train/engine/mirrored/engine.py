@@ -24,7 +24,7 @@ from tfdist_cli.train.data.divided import DividedBatches, part
 from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
 from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
-from tfdist_cli.train.engine.fallback import FirstExecution, attempted, reason
+from tfdist_cli.train.engine.fallback import FirstExecution, attempted
 from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
 from tfdist_cli.train.engine.mirrored.replica_steps import ReplicaSteps, StepsTaken
 from tfdist_cli.train.engine.mirrored.scoring import Scoring
@@ -44,6 +44,7 @@ from tfdist_cli.train.optimizers.apply import (
 )
 from tfdist_cli.train.tf_compat.distribute import updates_apart
 from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
+from tfdist_cli.train.tf_compat.op_errors import summary
 from tfdist_cli.train.variables.replicas import assigned_variables
 
 log = logging.getLogger("tfdist")
@@ -337,7 +338,7 @@ class MirroredEngine:
         if failure is not None and self.is_chief and not self._executor_logged:
             self._executor_logged = True
             log.info(
-                "TensorFlow's default executor runs the operations, not the single-threaded one: %s", reason(failure)
+                "TensorFlow's default executor runs the operations, not the single-threaded one: %s", summary(failure)
             )
         return wanted and failure is None
 

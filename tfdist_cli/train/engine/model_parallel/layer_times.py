@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.tf_compat.op_errors import summary
 from tfdist_cli.train.tf_compat.patching import replaced
 
 PASSES = 5
@@ -40,6 +41,8 @@ class LayerTimes:
         """The seconds of the call of a function on each device, which are no time of a layer."""
         self._trained_before = False
         """Whether the gradient of a layer's inputs is needed: a layer before it has trainable weights."""
+        self._failed: keras.Layer | None = None
+        """The layer whose call or gradient failed."""
 
     def measure(self, model: keras.Model, batch: Any) -> dict[int, float]:
         """Calls the model once, and measures each layer at its calls.
@@ -52,7 +55,7 @@ class LayerTimes:
             The seconds of the forward and backward passes of each layer that is called, by its `id`.
 
         Raises:
-            TrainingError: the model cannot be called with `x`.
+            TrainingError: the model cannot be called with `x`, or a layer's gradient cannot be computed.
         """
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         with ExitStack() as within:
@@ -62,9 +65,9 @@ class LayerTimes:
             try:
                 model(x, training=True)
             except Exception as error:
-                name = type(model).__name__
+                failed = f"the layer {self._failed.name!r}" if self._failed else f"the model {model.name!r}"
                 raise TrainingError(
-                    f"the layers cannot be measured: {name} fails when it is called with the inputs of a batch",
+                    f"the layers cannot be measured: {failed} fails on the inputs of a batch: {summary(error)}",
                     code="layers-not-measured",
                     hint="use balance: bytes, or name the worker of each layer in place",
                 ) from error
@@ -76,7 +79,12 @@ class LayerTimes:
         def measured(*args: Any, **kwargs: Any) -> Any:
             self._device = self._device_of(layer)
             inputs = _floats((args, kwargs)) if self._trained_before else []
-            seconds = _seconds(_passes(layer, call, args, kwargs, inputs, self._device)) - self._calls[self._device]
+            passes = _passes(layer, call, args, kwargs, inputs, self._device)
+            try:
+                seconds = _seconds(passes) - self._calls[self._device]
+            except Exception:
+                self._failed = self._failed or layer
+                raise
             self._seconds[id(layer)] = self._seconds.get(id(layer), 0.0) + max(seconds, 0.0)
             self._trained_before |= bool(layer.trainable_weights)
             with tf.device(self._device):
