@@ -17,7 +17,7 @@ from tfdist_cli.launch.kubernetes.pods import CONTAINER, job_name, settings
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.orphans import Watchdog
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Start, Started, Stop, StopSignal
+from tfdist_cli.launch.supervisor.events import Action, Exited, Start, Started, Stop, StopSignal
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.plan import Plan
@@ -108,7 +108,7 @@ class PodsRun:
         env = {key: value for key, value in variables.items() if key not in excluded}
         code, reason = await self._call("create", "--filename", "-", stdin=to_yaml([pod(self._plan, task, name, env)]))
         if code:
-            await self._show(task, f"the pod {name} cannot be created: {reason}")
+            await self._context.add_line(task, f"the pod {name} cannot be created: {reason}")
             self._context.events.put(Exited(task, 126))
             return
         self._context.events.put(Started(task, os.getpid()))
@@ -129,7 +129,7 @@ class PodsRun:
                     problem = _start_problem(status, container)
                     if problem and problem != shown:
                         shown = problem
-                        await self._show(task, f"the pod {name} does not start: {problem}")
+                        await self._context.add_line(task, f"the pod {name} does not start: {problem}")
                     if "terminated" in container:
                         exited = Exited(task, int(container["terminated"]["exitCode"]))
                         break
@@ -223,11 +223,6 @@ class PodsRun:
                 return
         self._deleted.add(name)
         await self._call(*_DELETE, name, *(_IMMEDIATELY if stop_signal is StopSignal.KILL else ()))
-
-    async def _show(self, task: TaskId, text: str) -> None:
-        line = f"tfdist: {text}"
-        self._context.logs.write(task, "stderr", f"{line}\n".encode())
-        await self._context.events.put_output(Output(task, "stderr", (line,)))
 
     async def _call(self, *arguments: str, stdin: str = "") -> tuple[int, str]:
         """Calls kubectl, and returns its exit code and the last line of its stderr."""

@@ -33,7 +33,7 @@ from tfdist_cli.launch.process.orphans import Watchdog, adopting, end_orphans, r
 from tfdist_cli.launch.process.ports import hold
 from tfdist_cli.launch.process.process import SIGNALS, Process, Program, Spawned
 from tfdist_cli.launch.process.stream import TaskStream
-from tfdist_cli.launch.supervisor.events import Action, Exited, Output, Profile, Start, Started, Stop, StopSignal
+from tfdist_cli.launch.supervisor.events import Action, Exited, Profile, Start, Started, Stop, StopSignal
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, PlannedTask
@@ -254,17 +254,11 @@ class LocalRun:
         """Says why several tasks of a program import TensorFlow each, once."""
         if len(self._plan.tasks) > 1 and not self._explained and (why := obstacle(planned.argv, env)):
             self._explained = True
-            await self._print(planned.task, f"each task starts an interpreter, and is not forked: {why}")
+            await self._context.add_line(planned.task, f"each task starts an interpreter, and is not forked: {why}")
 
     async def _report_failed_start(self, planned: PlannedTask, error: OSError) -> None:
-        await self._print(planned.task, f"{planned.argv[0]} cannot be started: {_reason(error)}")
+        await self._context.add_line(planned.task, f"{planned.argv[0]} cannot be started: {_reason(error)}")
         self._context.events.put(Exited(planned.task, 127 if isinstance(error, FileNotFoundError) else 126))
-
-    async def _print(self, task: TaskId, text: str) -> None:
-        """Adds a line to a task's standard error."""
-        line = f"tfdist: {text}"
-        self._context.logs.write(task, "stderr", f"{line}\n".encode())
-        await self._context.events.put_output(Output(task, "stderr", (line,)))
 
     async def _supervise(self, task: TaskId, process: Process) -> None:
         """Follows a task from its start until its whole process group has exited."""

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line, missing_package
-from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
+from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect, exit_with
 from tfdist_cli.launch.slots.slot import run_agent
 
 _CONNECT_SECONDS = 10.0
@@ -37,7 +37,8 @@ def main() -> int:
     host, _, port = address.rpartition(":")
     launcher, secret = (host, int(port)), os.environ.pop(SECRET)
     control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
-    threading.Thread(target=_exit_with, args=(control,), daemon=True).start()
+    # Ray ends the actors of a driver that exits.
+    threading.Thread(target=exit_with, args=(control,), daemon=True).start()
     try:
         error = _run(launcher, secret, settings)
     except Exception as failure:  # noqa: BLE001 all are for the launcher
@@ -96,13 +97,6 @@ def head(address: str) -> tuple[str, int]:
         return (url.hostname or "", url.port) if url.port else ("", 1)
     except ValueError:
         return "", 1
-
-
-def _exit_with(control: socket.socket) -> None:
-    """Exits when the launcher ends the connection, also by its death. Ray ends the actors of a driver that exits."""
-    while control.recv(1024):
-        pass
-    os._exit(1)
 
 
 def _driver_error(error: Exception) -> DriverError:

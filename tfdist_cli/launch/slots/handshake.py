@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import socket
 from dataclasses import dataclass
@@ -50,6 +51,13 @@ def connect(launcher: tuple[str, int], secret: str, caller: Caller) -> socket.so
     connection.sendall(json.dumps(answer).encode() + b"\n")
     _notice_loss(connection)
     return connection
+
+
+def exit_with(connection: socket.socket) -> None:
+    """Ends this process when the launcher ends the connection, also by its death."""
+    while connection.recv(1024):
+        pass
+    os._exit(1)
 
 
 def accept(connection: socket.socket, secret: str) -> Caller | None:

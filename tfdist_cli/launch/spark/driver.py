@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line, missing_package
-from tfdist_cli.launch.slots.handshake import DRIVER, OPTIONS, SECRET, Caller, connect
+from tfdist_cli.launch.slots.handshake import DRIVER, OPTIONS, SECRET, Caller, connect, exit_with
 from tfdist_cli.launch.spark.barrier import run_slot
 
 _TOO_FEW_SLOTS = "SPARK-24819"
@@ -26,6 +26,7 @@ def main() -> int:
     launcher, secret = (host, int(port)), os.environ.pop(SECRET)
     options = json.loads(os.environ.pop(OPTIONS, "{}"))
     control = connect(launcher, secret, Caller(DRIVER, socket.gethostname()))
+    # Spark's Java process exits with this one.
     threading.Thread(target=exit_with, args=(control,), daemon=True).start()
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 the launcher imports this module for its path
 
@@ -40,13 +41,6 @@ def main() -> int:
     finally:
         context.stop()
     return 0
-
-
-def exit_with(control: socket.socket) -> None:
-    """Exits when the launcher ends the connection, also by its death. Spark's Java process exits then, too."""
-    while control.recv(1024):
-        pass
-    os._exit(1)
 
 
 def driver_error(error: Any, slots: int) -> DriverError:

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from tfdist_cli.launch.slots.driver_errors import DriverError, error_line
-from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect
+from tfdist_cli.launch.slots.handshake import DRIVER, SECRET, Caller, connect, exit_with
 from tfdist_cli.launch.spark.barrier import run_slot
-from tfdist_cli.launch.spark.driver import driver_error, exit_with, too_few_slots
+from tfdist_cli.launch.spark.driver import driver_error, too_few_slots
 
 _POLL_SECONDS = 0.5
 _DYNAMIC = "spark.dynamicAllocation.enabled"

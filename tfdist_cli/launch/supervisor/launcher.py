@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tfdist_cli.launch.supervisor.events import Action, EventQueue, Start, Stream
+from tfdist_cli.launch.supervisor.events import Action, EventQueue, Output, Start, Stream
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.protocol.masking import Mask
@@ -51,6 +51,12 @@ class LaunchContext:
     logs: Logs
     prepare: Callable[[Start], Mapping[str, str]]
     mask: Mask = field(default_factory=Mask)
+
+    async def add_line(self, task: TaskId, text: str) -> None:
+        """Adds a line to a task's standard error: in its log, and on the terminal."""
+        line = f"tfdist: {text}"
+        self.logs.write(task, "stderr", f"{line}\n".encode())
+        await self.events.put_output(Output(task, "stderr", (line,)))
 
 
 class Launcher(Protocol):

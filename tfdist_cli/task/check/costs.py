@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import psutil
 import tensorflow as tf
 
@@ -22,6 +21,7 @@ from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import supports_sparse_updates, why_not_fused
 from tfdist_cli.train.variables.placement import PlacementRules
+from tfdist_cli.train.variables.sharding import variable_bytes
 
 
 def memory() -> int:
@@ -46,7 +46,7 @@ def reset_peak() -> None:
 
 def bytes_of(variables: Sequence[keras.Variable]) -> int:
     """Returns the size of variables in bytes."""
-    return sum(_size(variable) for variable in variables)
+    return sum(map(variable_bytes, variables))
 
 
 def bytes_per_ps(step: ModelStep, recipe: Recipe, servers: int) -> list[int]:
@@ -55,7 +55,7 @@ def bytes_per_ps(step: ModelStep, recipe: Recipe, servers: int) -> list[int]:
     own = {id(variable) for variable in step.parameters}
     slots = bytes_of(step.optimizer_variables)
     variables = [
-        (tuple(each.shape), size := _size(each), slots * size // trained if id(each) in own else 0)
+        (tuple(each.shape), size := variable_bytes(each), slots * size // trained if id(each) in own else 0)
         for each in [*step.model.variables, *step.metrics]
     ]
     return PlacementRules(recipe.placement, recipe.shard).planned_bytes(variables, servers)
@@ -115,8 +115,8 @@ class WorkerStep:
                 code="table-fetched-completely",
                 level="warning",
                 place=place,
-                message=f"each step fetches the whole table {table.path}, {_size(table) / 1e6:,.1f} MB, and not only "
-                f"the rows of its batch: {why}",
+                message=f"each step fetches the whole table {table.path}, {variable_bytes(table) / 1e6:,.1f} MB, "
+                f"and not only the rows of its batch: {why}",
                 fix="read the table by keras.ops.take only, as keras.layers.Embedding does, with ids that come from "
                 "the batch, and use an optimizer with row updates; see docs/explanation/variables.md",
             )
@@ -145,7 +145,3 @@ class WorkerStep:
             return transport.sizes(lookup), result.loss, pushed.packed
 
         return stepping
-
-
-def _size(variable: keras.Variable) -> int:
-    return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)

@@ -21,7 +21,7 @@ from tfdist_cli.errors import TfdistError
 from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.layers.dynamic_tables import full_table
 from tfdist_cli.train.tf_compat.op_errors import comes_from_users_code, is_from_users_code, summary
-from tfdist_cli.train.variables.sharding import parts
+from tfdist_cli.train.variables.sharding import parts, variable_bytes
 
 log = logging.getLogger("tfdist")
 _Result = TypeVar("_Result")
@@ -56,8 +56,7 @@ class VariableCopies:
     @classmethod
     def fit_memory(cls, variables: Sequence[keras.Variable]) -> bool:
         """Whether the variables are small enough to be copied."""
-        sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
-        return sum(sizes) <= MAX_BYTES
+        return sum(map(variable_bytes, variables)) <= MAX_BYTES
 
     def restore(self) -> None:
         """Assigns the copies to the variables."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Rules
@@ -16,8 +15,9 @@ from tfdist_cli.train.model.embeddings import EmbeddingTables, RowReads
 from tfdist_cli.train.model.evaluation import ParameterReader
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, values
 from tfdist_cli.train.optimizers.apply import changed_by_rows
-from tfdist_cli.train.optimizers.kernels import rows_of
 from tfdist_cli.train.optimizers.terms import Terms
+from tfdist_cli.train.variables.rows import rows_of
+from tfdist_cli.train.variables.sharding import variable_bytes
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ class TableRows:
         """Whether the rows of some lookups take less time than the whole table."""
         if self._least is None or len(table.shape) < 2:
             return False
-        size = int(np.prod(table.shape)) * tf.as_dtype(table.dtype).size
-        return size >= self._least and rows_are_cheaper(int(table.shape[0]), lookups, self._batches)
+        return variable_bytes(table) >= self._least and rows_are_cheaper(int(table.shape[0]), lookups, self._batches)
 
     def terms(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> dict[int, Terms]:
         """Returns what an update takes of each term of the gradients that have some, see `ModelStep.terms`."""

@@ -11,17 +11,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.layers.row_index import RowIndex
-from tfdist_cli.train.layers.row_keys import gathered, read, scattered, written
+from tfdist_cli.train.layers.row_keys import read, written
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
+from tfdist_cli.train.variables.rows import assign_rows, rows_of
 from tfdist_cli.train.variables.sharding import BLOCK_BYTES, parts
 
 # The ops that read and write rows need the memory of the variable, which is on its ps: as functions they run there.
-_gather, _read = map(function_kept_whole, (gathered, read))
+_gather, _read = map(function_kept_whole, (rows_of, read))
 
 
 @function_kept_whole
 def _scatter(shard: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
-    scattered(shard, rows, values)
+    assign_rows(shard, rows, values)
 
 
 @function_kept_whole

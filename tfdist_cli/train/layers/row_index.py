@@ -27,12 +27,10 @@ from tfdist_cli.tables.strings import decoded, row_width
 from tfdist_cli.train.layers.initial_rows import InitialRows
 from tfdist_cli.train.layers.row_keys import (
     buckets_of,
-    gathered,
     hashed,
     home_ways,
     places,
     read,
-    scattered,
     slot_of,
     string_rows,
     strings_as_ids,
@@ -43,6 +41,7 @@ from tfdist_cli.train.tf_compat.data import clock
 from tfdist_cli.train.tf_compat.functions import function_kept_whole
 from tfdist_cli.train.tf_compat.variables import after_assignments
 from tfdist_cli.train.variables.changed_rows import MARK, keep_marks, mark_all, marked, take_marks
+from tfdist_cli.train.variables.rows import assign_rows, rows_of
 from tfdist_cli.train.variables.sharding import parts, pieces
 
 GRACE_SECONDS = 2.0
@@ -577,7 +576,7 @@ class RowIndex:
             now: microseconds since 1970.
         """
         buckets = buckets_of(new, group)
-        keys, policy = gathered(shard.keys, buckets), self.policy
+        keys, policy = rows_of(shard.keys, buckets), self.policy
         candidates = buckets[:, :, None] * WAYS + tf.range(WAYS)
         free = keys == 0
         if shard.first_group == 0:
@@ -585,15 +584,15 @@ class RowIndex:
         number = tf.reduce_sum(tf.cast(free, tf.int64), axis=2, keepdims=True)
         score = tf.fill(tf.shape(keys), tf.constant(_NEVER, tf.int64))
         if policy.evict or policy.ttl is not None:
-            used = gathered(shard.used, buckets)
+            used = rows_of(shard.used, buckets)
             grace = round(GRACE_SECONDS * 1e6) if shard.lock else 0
             if policy.evict == "lru":
                 score = used
             elif policy.evict == "lfu":
-                counts = tf.cast(tf.minimum(gathered(shard.count, buckets), (1 << 18) - 1), tf.int64)
+                counts = tf.cast(tf.minimum(rows_of(shard.count, buckets), (1 << 18) - 1), tf.int64)
                 score = counts * (1 << 43) + used // (1 << 9)
             if policy.admit_after > 1 and policy.evict:
-                score -= tf.where(gathered(shard.count, buckets) < policy.admit_after, _int64(_UNADMITTED), _int64(0))
+                score -= tf.where(rows_of(shard.count, buckets) < policy.admit_after, _int64(_UNADMITTED), _int64(0))
             if policy.ttl is not None:
                 expired = used < now - round(policy.ttl * 1e6)
                 score = tf.where(expired, used - _int64(_UNADMITTED), score)
@@ -606,13 +605,13 @@ class RowIndex:
 
     def _place(self, shard: _Shard, ids: _Ids, keys: tf.Tensor, slot: tf.Tensor, now: tf.Tensor) -> list[Any]:
         """Gives rows to keys. Returns operations; the keys are written last, when their rows have their values."""
-        values = [scattered(shard.rows, slot, self.initial_rows(ids.ids))]
+        values = [assign_rows(shard.rows, slot, self.initial_rows(ids.ids))]
         if shard.strings is not None:
-            values.append(scattered(shard.strings, slot, string_rows(ids.strings, int(shard.strings.shape[1]))))
+            values.append(assign_rows(shard.strings, slot, string_rows(ids.strings, int(shard.strings.shape[1]))))
         for variable, value in self._slots:
             own = parts(variable)[shard.number]
             shape = tf.concat([tf.shape(slot), own.shape[1:]], axis=0)
-            values.append(scattered(own, slot, tf.fill(shape, tf.cast(value, own.dtype))))
+            values.append(assign_rows(own, slot, tf.fill(shape, tf.cast(value, own.dtype))))
         at = places(slot)
         for variable, value in ((shard.used, now), (shard.count, 0)):
             updates = tf.fill(tf.shape(slot), tf.cast(value, variable.dtype))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist_cli.tables.hashing import BUCKETS, FIRST, GROUP, INCREMENT, SECOND, TEXT_HASHES, WAYS
 from tfdist_cli.tables.strings import CUT, WHOLE
+from tfdist_cli.train.variables.rows import rows_of
 
 _USED_BITS = 2 * (BUCKETS.bit_length() - 1)
 """The lowest bits of a key, which determine its buckets."""
@@ -74,7 +75,7 @@ def slot_of(variable: Any, keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
 def _among_candidates(variable: Any, keys: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
     """Returns the row of each key within the shard, int32, by comparing all candidates; -1 if it has none."""
     buckets = buckets_of(keys, group)
-    same = tf.reshape(gathered(variable, buckets), [-1, 2 * WAYS]) == keys[:, None]
+    same = tf.reshape(rows_of(variable, buckets), [-1, 2 * WAYS]) == keys[:, None]
     at = tf.cast(tf.where(tf.reshape(same, [-1]))[:, 0], tf.int32)
     bucket = tf.gather(tf.reshape(buckets, [-1]), tf.bitwise.right_shift(at, WAYS.bit_length() - 1))
     slot = bucket * WAYS + tf.bitwise.bitwise_and(at, WAYS - 1)
@@ -84,16 +85,6 @@ def _among_candidates(variable: Any, keys: tf.Tensor, group: tf.Tensor) -> tf.Te
 def _replaced(values: tf.Tensor, at: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """Returns values of shape (n,) with others at some places, int32. It is faster than to scatter them."""
     return tf.dynamic_stitch([tf.range(tf.size(values)), at], [values, others])
-
-
-def gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a variable, in the shape of their numbers."""
-    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
-
-
-def scattered(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> Any:
-    """Writes rows of a variable."""
-    return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
 
 
 def read(variable: Any, slot: tf.Tensor) -> tf.Tensor:

@@ -32,7 +32,7 @@ from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
 from tfdist_cli.train.tf_compat.keras_model import embeddings_of, layers_of
 from tfdist_cli.train.tf_compat.variables import WeightTensor, rows_looked_up
-from tfdist_cli.train.variables.sharding import parts
+from tfdist_cli.train.variables.sharding import parts, variable_bytes
 
 log = logging.getLogger("tfdist")
 
@@ -545,7 +545,7 @@ def _large_variables(model: keras.Model, min_bytes: int | None) -> list[_Variabl
     found = {id(variable): _Variable(layer, variable) for layer in embeddings for variable in layer.variables}
 
     def is_large(variable: keras.Variable) -> bool:
-        return min_bytes is not None and bool(variable.shape.rank) and _bytes(variable) >= min_bytes
+        return min_bytes is not None and bool(variable.shape.rank) and variable_bytes(variable) >= min_bytes
 
     return [each for each in found.values() if row_index_of(each.variable) is not None or is_large(each.variable)]
 
@@ -579,7 +579,3 @@ def _repeated(values: list[int], counts: list[tf.Tensor]) -> tf.Tensor:
 def _gathered(rows: tf.Tensor, positions: tf.Tensor, table: keras.Variable) -> tf.Tensor:
     """Gathers some of the fetched rows of a table, which gradient functions see as a variable."""
     return WeightTensor(rows, table.path).sparse_read(positions)
-
-
-def _bytes(variable: keras.Variable) -> int:
-    return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.control_flow import made_once
+from tfdist_cli.train.variables.rows import assign_rows, rows_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Update:
         stored = self.slots[slot]
         if self.rows is None:
             return stored.assign(value, read_value=False)
-        return self._assign_rows(stored, value)
+        return assign_rows(stored, self.rows, value)
 
     def descend(self, alpha: tf.Tensor, delta: tf.Tensor) -> Any:
         """Subtracts alpha·delta from the variable, or from its rows."""
@@ -116,20 +117,7 @@ class Update:
         change = tf.multiply(delta, alpha)
         with tf.control_dependencies([change]):
             rows = rows_of(self.variable, self.rows)
-        return self._assign_rows(self.variable, rows - change)
-
-    def _assign_rows(self, variable: Any, rows: tf.Tensor) -> Any:
-        return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=self.rows, updates=rows)
-
-
-def rows_of(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    """Reads some rows of a variable, also of one that a strategy mirrors, which has no `sparse_read`.
-
-    Args:
-        variable: TensorFlow's variable.
-        rows: (n,), the rows.
-    """
-    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
+        return assign_rows(self.variable, self.rows, rows - change)
 
 
 def sgd(update: Update) -> Any:

@@ -49,6 +49,11 @@ def parts(variable: Any) -> list[Any]:
     return list(whole.variables) if isinstance(whole, ShardedVariable) else [whole]
 
 
+def variable_bytes(variable: Any) -> int:
+    """Returns the bytes of a variable's values."""
+    return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)
+
+
 def split_rows(value: tf.Tensor, shards: Sequence[Any]) -> list[tf.Tensor]:
     """Splits a tensor of a variable's shape into the rows of each shard.
 
@@ -138,7 +143,7 @@ class Whole:
     @property
     def bytes(self) -> int:
         """The size of the variable."""
-        return self.stored.dtype.size * int(np.prod(self.stored.shape))
+        return variable_bytes(self.stored)
 
     @property
     def device(self) -> str:

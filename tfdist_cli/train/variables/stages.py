@@ -27,6 +27,7 @@ from tfdist_cli.train.tf_compat.variables import move_variable
 from tfdist_cli.train.variables.initializers import current_initial_value, record_initial_values
 from tfdist_cli.train.variables.micro_batch_order import MicroBatchOrder
 from tfdist_cli.train.variables.placement import PlacementRules, log, readable
+from tfdist_cli.train.variables.sharding import variable_bytes
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _SMALL = 2**14
@@ -116,7 +117,7 @@ class Stages:
                     continue
                 mates = range(stage, len(self._workers), self.count)
                 worker = min(mates, key=stored.__getitem__)
-                stored[worker] += _size(variable.value)
+                stored[worker] += variable_bytes(variable.value)
                 moves[self._workers[worker]].append(variable.value)
         self._move(moves)
 
@@ -137,7 +138,7 @@ class Stages:
             device = tf.DeviceSpec.from_string(variable.value.device)
             task = f"{device.job}:{device.task}"
             if task in sizes:
-                sizes[task] += _size(variable.value)
+                sizes[task] += variable_bytes(variable.value)
                 counts[task] += 1
         log.info("%s, including optimizer slots", ", ".join(f"{task} holds {readable(sizes[task])}" for task in sizes))
         emit("placement", bytes=sizes, variables=counts)
@@ -234,7 +235,7 @@ class Stages:
         return [variable, *self._slots.get(id(variable), ())]
 
     def _size_with_slots(self, variable: tf.Variable) -> int:
-        return sum(map(_size, self._with_slots(variable)))
+        return sum(map(variable_bytes, self._with_slots(variable)))
 
 
 def _update(variable: Any, function: Any, args: Any, kwargs: Mapping[str, Any], group: bool) -> Any:
@@ -248,7 +249,3 @@ def _device(index: int) -> str:
     task = f"/job:worker/replica:0/task:{index}/device:"
     gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
     return f"{task}GPU:0" if f"{task}GPU:0" in gpus else f"{task}CPU:0"
-
-
-def _size(variable: tf.Variable) -> int:
-    return int(variable.dtype.size * np.prod(variable.shape))

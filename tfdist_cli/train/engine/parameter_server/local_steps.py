@@ -40,6 +40,7 @@ from tfdist_cli.train.optimizers.terms import SummedTerms, Terms, split_gradient
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read, local_variable
 from tfdist_cli.train.variables.changed_rows import marked
+from tfdist_cli.train.variables.rows import assign_rows
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 _PARAMETER = Slot("", decay_rate=1.0)
@@ -290,4 +291,4 @@ def _merged(slot: Slot, shard: Any, piece: Any, decay: Any) -> Any:
         value = tf.maximum(value, 0)
     if rows is None:
         return shard.assign(value, read_value=False)
-    return marked(shard, rows, tf.raw_ops.ResourceScatterUpdate(resource=shard.handle, indices=rows, updates=value))
+    return marked(shard, rows, assign_rows(shard, rows, value))

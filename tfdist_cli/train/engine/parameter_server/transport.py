@@ -23,6 +23,7 @@ from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.optimizers.terms import SummedTerms, Terms
+from tfdist_cli.train.variables.rows import rows_of
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 LARGE_BYTES = 2 << 20
@@ -435,7 +436,7 @@ def _by_shard(
 
 def _read(dense: Sequence[VariableShard], tables: Sequence[VariableShard], numbers: Tensors) -> tf.Tensor:
     """Packs rows of tables, by their numbers, and whole variables."""
-    rows = [_gathered(shard.variable, each) for shard, each in zip(tables, numbers, strict=True)]
+    rows = [rows_of(shard.variable, each) for shard, each in zip(tables, numbers, strict=True)]
     return _packed([*rows, *(tf.convert_to_tensor(shard.variable) for shard in dense)])
 
 
@@ -487,10 +488,6 @@ def _packed(values: Tensors) -> tf.Tensor:
     if len(values) == 1:
         return tf.identity(values[0])
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
-
-
-def _gathered(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=rows, dtype=variable.dtype)
 
 
 def dense(gradient: Any, value: tf.Tensor, counts: Sequence[tf.Tensor] | None = None) -> tf.Tensor:
