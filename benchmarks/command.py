@@ -18,6 +18,11 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
+def log(text: str) -> None:
+    """Writes a line to stderr at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def interleaved(
     cases: Iterable[C], rounds: int, measure: Callable[[C], R], shown: Callable[[C, R], str]
 ) -> dict[C, list[R]]:
@@ -33,7 +38,7 @@ def interleaved(
     for _ in range(rounds):
         for case, own in results.items():
             own.append(measure(case))
-            print(shown(case, own[-1]), file=sys.stderr, flush=True)
+            log(shown(case, own[-1]))
     return results
 
 

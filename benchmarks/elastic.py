@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
-from benchmarks.command import end_on_sigterm, publish
+from benchmarks.command import end_on_sigterm, log, publish
 from benchmarks.waits import Run, launched
 from tfdist_cli.bench.machine import Usage
 from tfdist_cli.protocol.run_files import read_lines
@@ -416,7 +416,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for _ in range(arguments.rounds):
         for mode in arguments.modes or (RESIZES if arguments.checkpoint else ["async"] if arguments.data else MODES):
             rows += _measure(mode, arguments)
-            print(rows[-1], file=sys.stderr, flush=True)
+            log(rows[-1])
     columns = _STALL_COLUMNS if arguments.stall else _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     publish("benchmarks.elastic", argv, "\n".join([*head, *rows]))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.command import log
 from benchmarks.data import write
 from benchmarks.sizes import SIZES
 from benchmarks.workload import FOREVER, Workload
@@ -137,7 +138,7 @@ def main() -> None:
     for turn in range(arguments.rounds):
         for name in list(sides)[:: -1 if turn % 2 else 1]:
             seconds[name].append(first_epoch_seconds(sides[name], workload, arguments.checkout.resolve()))
-            print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr)
+            log(f"{name}: {seconds[name][-1]:.2f} s")
     for name, each in seconds.items():
         ratios = [own / peer for own, peer in zip(each, seconds["keras"], strict=True)]
         print(

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cluster import ROOT
-from benchmarks.command import end_on_sigterm
+from benchmarks.command import end_on_sigterm, log
 from tfdist_cli.bench.machine import describe
 from tfdist_cli.plan.machine import Machine
 
@@ -97,6 +97,34 @@ class Result:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training whose weights have to be those of one process on the CPU.
+
+    Args:
+        strategy: the strategy.
+        replicas: the number of replicas.
+        ps: the number of parameter servers, whose updates are synchronous.
+        one_gpu: whether all workers use the first GPU, each a part of its memory.
+        wire: the type in which gradients cross.
+        model: the name of the model.
+        jit: whether XLA compiles the step.
+    """
+
+    strategy: str
+    replicas: int = 1
+    ps: int = 0
+    one_gpu: bool = False
+    wire: str = "float32"
+    model: str = "perceptron"
+    jit: bool = False
+
+    def work(self) -> dict[str, Any]:
+        """Returns what a task's program does."""
+        updates = {"mode": "sync"} if self.ps else {}
+        return {**_train_work(self.model, BATCH), "updates": updates, "wire": self.wire, "jit": self.jit}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the checks; prints a table and writes JSON."""
     arguments = _parser().parse_args(argv)
@@ -105,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = arguments.only or []
     checks = [check for check in all_checks(gpus, arguments.steps) if not wanted or check.name in wanted]
     if unknown := set(wanted) - {check.name for check in checks}:
-        _log(f"no such check here: {', '.join(sorted(unknown))}")
+        log(f"no such check here: {', '.join(sorted(unknown))}")
         return 2
     about = {
         "machine": describe(),
@@ -120,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = {**about, **bounds, "checks": list(map(asdict, results))}
         arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(render(about, gpus, results))
-    _log(f"written to {arguments.output}")
+    log(f"written to {arguments.output}")
     return int(any(result.status == "failed" for result in results))
 
 
@@ -129,13 +157,10 @@ def all_checks(gpus: Gpus, steps: int) -> list[Check]:
     count = min(len(gpus.names), MOST)
     some = max(2, count)
     on = 0 if not count else some
-    trains = partial(_trains, gpus)
-    ps = {"updates": {"mode": "sync"}, "ps": 1}
-    return [
-        Check("devices of mirrored workers", 2, partial(_devices, gpus, some, ps=False)),
-        Check("devices of parameter servers", 2, partial(_devices, gpus, some, ps=True)),
+    mirrored = "multi_worker_mirrored"
+    trainings = [
         *(
-            Check(f"training on one GPU{title}", 1, partial(trains, 1, "single", model=model, jit=jit))
+            (f"training on one GPU{title}", 1, Training("single", model=model, jit=jit))
             for title, model, jit in (
                 ("", "perceptron", False),
                 (", XLA", "perceptron", True),
@@ -145,16 +170,17 @@ def all_checks(gpus: Gpus, steps: int) -> list[Check]:
                 (": a transformer, XLA", "transformer", True),
             )
         ),
-        Check("training on all GPUs in one process", 2, partial(trains, some, "mirrored")),
-        Check("training by mirrored workers", on, partial(trains, some, "multi_worker_mirrored")),
-        Check("training by parameter servers", on, partial(trains, some, "parameter_server", **ps)),
-        Check(
-            "training by parameter servers, one GPU for both", 1, partial(trains, 2, "parameter_server", one=True, **ps)
-        ),
-        Check(
-            "training by mirrored workers, one GPU for both", 1, partial(trains, 2, "multi_worker_mirrored", one=True)
-        ),
-        Check("training with a float16 wire", 2, partial(trains, some, "multi_worker_mirrored", wire="float16")),
+        ("training on all GPUs in one process", 2, Training("mirrored", some)),
+        ("training by mirrored workers", on, Training(mirrored, some)),
+        ("training by parameter servers", on, Training("parameter_server", some, ps=1)),
+        ("training by parameter servers, one GPU for both", 1, Training("parameter_server", 2, ps=1, one_gpu=True)),
+        ("training by mirrored workers, one GPU for both", 1, Training(mirrored, 2, one_gpu=True)),
+        ("training with a float16 wire", 2, Training(mirrored, some, wire="float16")),
+    ]
+    return [
+        Check("devices of mirrored workers", 2, partial(_devices, gpus, some, ps=False)),
+        Check("devices of parameter servers", 2, partial(_devices, gpus, some, ps=True)),
+        *(Check(name, needs, partial(_trains, gpus, training)) for name, needs, training in trainings),
         Check("memory: an amount", 1, partial(_memory, gpus, "1GiB")),
         Check("memory: a fraction", 1, partial(_memory, gpus, "0.1")),
         Check("memory: grow", 1, partial(_grow, gpus)),
@@ -173,9 +199,9 @@ def carry_out(check: Check, gpus: Gpus, timeout: float) -> Result:
     if check.needs > len(gpus.names):
         there = gpus.reason or f"there {'is' if len(gpus.names) == 1 else 'are'} {len(gpus.names)}"
         needs = f"it needs {check.needs} GPU{'s' * (check.needs > 1)}"
-        _log(f"{check.name}: skipped, {needs}")
+        log(f"{check.name}: skipped, {needs}")
         return Result(check.name, "skipped", reason=f"{needs}; {there}")
-    _log(f"{check.name} ...")
+    log(f"{check.name} ...")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tfdist-gpu-") as folder:
         try:
@@ -185,7 +211,7 @@ def carry_out(check: Check, gpus: Gpus, timeout: float) -> Result:
         except Exception as error:  # noqa: BLE001 the machine is unknown: the other checks continue
             result = Result(check.name, "failed", reason=f"{type(error).__name__}: {error}")
     result.seconds = round(time.monotonic() - begun, 1)
-    _log(f"{check.name}: {result.status}, {result.reason or _figures(result)}")
+    log(f"{check.name}: {result.status}, {result.reason or _figures(result)}")
     return result
 
 
@@ -250,53 +276,34 @@ def _devices(gpus: Gpus, count: int, folder: Path, deadline: float, *, ps: bool)
     return {task: found["visible"] for task, found in workers.items()}
 
 
-def _trains(  # noqa: PLR0913 the settings of a training
-    gpus: Gpus,
-    count: int,
-    strategy: str,
-    folder: Path,
-    deadline: float,
-    *,
-    updates: dict[str, Any] | None = None,
-    ps: int = 0,
-    wire: str = "float32",
-    one: bool = False,
-    model: str = "perceptron",
-    jit: bool = False,
-) -> dict[str, Any]:
-    """Compares the weights of a training on GPUs, or by `count` workers on the CPU, with one process on the CPU.
+def _trains(gpus: Gpus, training: Training, folder: Path, deadline: float) -> dict[str, Any]:
+    """Compares the weights of a training on GPUs, or on the CPU if there are none, with one process on the CPU.
 
     Args:
         gpus: this machine's GPUs.
-        count: the number of replicas.
-        strategy: the strategy.
+        training: the training.
         folder: an empty folder.
         deadline: when the check ends, in seconds of the monotonic clock.
-        updates: the update rule.
-        ps: the number of parameter servers.
-        wire: the type in which gradients cross.
-        one: whether all workers use the first GPU, each a part of its memory.
-        model: the name of the model.
-        jit: whether XLA compiles the step.
 
     Raises:
         Failed: the weights differ, or no GPU was used.
     """
-    expected = _weights_on_cpu(model, BATCH * count, _within(folder, "cpu"), deadline)
-    work = {**_train_work(model, BATCH), "updates": updates or {}, "wire": wire, "jit": jit}
-    visible = gpus.visible(1 if one else count) if gpus.names else "-1"
+    replicas = training.replicas
+    expected = _weights_on_cpu(training.model, BATCH * replicas, _within(folder, "cpu"), deadline)
+    visible = gpus.visible(1 if training.one_gpu else replicas) if gpus.names else "-1"
     own = _within(folder, "own")
-    if strategy == "single":
-        _alone(work, visible, own, deadline)
-    elif strategy == "mirrored":
-        _launch(_MIRRORED, work, visible, own, deadline)
+    if training.strategy == "single":
+        _alone(training.work(), visible, own, deadline)
+    elif training.strategy == "mirrored":
+        _launch(_MIRRORED, training.work(), visible, own, deadline)
     else:
-        _launch(_workers(count, ps, visible if one else ""), work, visible, own, deadline)
+        cluster = _workers(replicas, training.ps, visible if training.one_gpu else "")
+        _launch(cluster, training.work(), visible, own, deadline)
     difference = float(np.max(np.abs(expected - np.load(own / "weights.npy"))))
     devices = json.loads((own / "trained.json").read_text())["devices"]
     if gpus.names and not devices:
         raise Failed("the training used no GPU")
-    tolerance = TOLERANCE if wire == "float32" else NARROW_TOLERANCE
+    tolerance = TOLERANCE if training.wire == "float32" else NARROW_TOLERANCE
     if not difference <= tolerance:  # also if it is not a number
         raise Failed(f"weights differ by {difference:.2g} from the CPU's, more than {tolerance:g}")
     return {"largest difference": difference, "devices": ", ".join(devices) or "CPU"}
@@ -545,11 +552,6 @@ def _query_driver(what: str) -> int:
     command = [program, *chosen, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     lines = _run(command, os.environ, time.monotonic() + 30).split()
     return int(lines[0]) * 2**20
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

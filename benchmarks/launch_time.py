@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
+from benchmarks.command import log
 from benchmarks.data import write
 from benchmarks.sizes import SIZES
 from benchmarks.startup import first_step_seconds
@@ -49,7 +50,7 @@ def main() -> None:
         for turn in range(arguments.rounds):
             for name in list(COMMANDS)[:: -1 if turn % 2 else 1]:
                 seconds[name].append(first_step_seconds(str(cluster), COMMANDS[name], command))
-                print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr)
+                log(f"{name}: {seconds[name][-1]:.2f} s")
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     for name, each in seconds.items():
         print(f"{name}: {medians[name]:.2f} s ({min(each):.2f} to {max(each):.2f})")

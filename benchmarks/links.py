@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import log
 from tests.support.lab.hosts import Host, Lab, ip, make_hosts, missing
 
 RECIPE = """
@@ -145,7 +146,7 @@ def main() -> None:
                     if case.link == link:
                         steps = options.steps * (10 if link == "none" else 1)
                         rates[case].append(_rate(lab, Path(folder), case, steps))
-                        print(f"{case}: {rates[case][-1]:.1f} steps/s", file=sys.stderr)
+                        log(f"{case}: {rates[case][-1]:.1f} steps/s")
     print("| model | link | setting | steps/s | relative to no limit |\n|---|---|---|---|---|")
     for case, found in rates.items():
         rate = statistics.median(found)

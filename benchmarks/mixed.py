@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
-from benchmarks.command import end_on_sigterm, publish
+from benchmarks.command import end_on_sigterm, log, publish
 from benchmarks.waits import CLUSTER, PROGRAM, launched, rate_of, recipe_of
 from tfdist_cli.bench.figures import Spread
 
@@ -113,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rates: dict[str, float] = {}
         for name, training in trainings(arguments.milliseconds).items():
             rates[name] = measure(training, arguments.seconds, arguments.checkout)
-            print(f"{name}: {rates[name]:.0f} examples/s", file=sys.stderr, flush=True)
+            log(f"{name}: {rates[name]:.0f} examples/s")
         rounds.append(rates)
     publish("benchmarks.mixed", argv, table(rounds))
 

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
-from benchmarks.command import end_on_sigterm
+from benchmarks.command import end_on_sigterm, log
 from benchmarks.contests import run_contests
 from benchmarks.grid import FIGURES, GROUPS, against, chosen
 from benchmarks.losses import compare_losses
@@ -44,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     if arguments.against:
         contests = [against(contest, arguments.against) for contest in contests]
     if arguments.losses:
-        sys.stdout.write(compare_losses(contests, seeds=arguments.seeds, epochs=arguments.epochs, log=_log))
+        sys.stdout.write(compare_losses(contests, seeds=arguments.seeds, epochs=arguments.epochs, log=log))
         return 0
     outcomes = run_contests(
-        contests, rounds=arguments.rounds, turns=arguments.turns, patience=arguments.patience, log=_log
+        contests, rounds=arguments.rounds, turns=arguments.turns, patience=arguments.patience, log=log
     )
     seconds = _startup(arguments.rounds) if STARTUP in patterns else {}
     today = datetime.now(timezone.utc).date()
@@ -74,13 +74,8 @@ def _startup(rounds: int) -> dict[str, list[float]]:
     seconds[FIRST_STEP] = []
     for number in range(rounds):
         seconds[FIRST_STEP].append(first_step_seconds())
-        _log(f"round {number + 1}/{rounds}  {FIRST_STEP}: {seconds[FIRST_STEP][-1]:.2f} s")
+        log(f"round {number + 1}/{rounds}  {FIRST_STEP}: {seconds[FIRST_STEP][-1]:.2f} s")
     return seconds
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

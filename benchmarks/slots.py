@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import psutil
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
-from benchmarks.command import end_on_sigterm, publish
+from benchmarks.command import end_on_sigterm, log, publish
 from benchmarks.elastic import moment_of
 from tests.support.lab import ray, spark
 from tfdist_cli.bench.figures import Spread
@@ -313,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in list(results)[:: -1 if turn % 2 else 1]:
             with ExitStack() as stack:
                 results[name].append(measure(Local() if name == "local" else start(stack)))
-            print(f"{name}: {results[name][-1]}", file=sys.stderr, flush=True)
+            log(f"{name}: {results[name][-1]}")
     publish("benchmarks.slots", argv, table(results))
 
 

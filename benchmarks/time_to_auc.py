@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.cluster import ROOT, RunFailed, base_environment
+from benchmarks.command import log
 from benchmarks.workload import FOREVER
 
 SIDES = {"ps, 2 workers": "local_ctr.yaml", "one process": "local_single.yaml", "Keras, one process": None}
@@ -119,7 +120,7 @@ def main() -> None:
         for name in list(SIDES)[:: -1 if turn % 2 else 1]:
             one = time_to_auc(SIDES[name], arguments.recipe.resolve(), arguments.steps, arguments.auc)
             reached[name].append(one)
-            print(f"{name}: {one}", file=sys.stderr)
+            log(f"{name}: {one}")
     peers = reached["Keras, one process"]
     for name, each in reached.items():
         seconds, steps, training = (statistics.median(values) for values in zip(*each, strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.command import log
 from benchmarks.scale.constants import COSTS
 from benchmarks.scale.model import Costs, Prediction, Size, predict
 from benchmarks.scale.observations import FITTED, VALIDATED, Observation, fit, observe, observe_launcher, read, save
@@ -75,7 +76,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     for case in arguments.cases or (*FITTED, *VALIDATED):
         if (case.workers, case.ps, case.wait) not in seen:
             save(path, observe(case, arguments.seconds))
-            print(read(path)[-1], file=sys.stderr, flush=True)
+            log(str(read(path)[-1]))
     observations = {(each.workers, each.ps, each.wait): each for each in read(path)}
     keys = [(case.workers, case.ps, case.wait) for case in FITTED]
     if missing := [key for key in keys if key not in observations]:
