@@ -34,6 +34,13 @@ def test_the_graph_has_the_imports_of_a_package():
     assert "tf_compat" in graph(TFDIST / "train")["variables"]
 
 
+@pytest.mark.parametrize("folder", [TFDIST, TFDIST / "train"], ids=["tfdist", "train"])
+def test_the_table_has_each_package(folder):
+    packages = {path.parent.relative_to(ROOT) for path in folder.glob("*/__init__.py")}
+    rows = re.findall(r"^\| `([\w/]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {str(package) for package in packages} <= set(rows)
+
+
 @each_page
 def test_paths_exist(page):
     for path in PATHS.findall(page.read_text(encoding="utf-8")):
