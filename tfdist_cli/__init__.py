@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfdist_cli.train.cluster.join import is_chief, scope
     from tfdist_cli.train.data.files import list_files, read_file, read_lines, read_records
     from tfdist_cli.train.data.parquet import read_parquet
-    from tfdist_cli.train.data.pipeline import Shard
+    from tfdist_cli.train.data.shard import Shard
     from tfdist_cli.train.prediction.predict import predict
     from tfdist_cli.train.trainer.config.checkpoints import Checkpoints
     from tfdist_cli.train.trainer.config.validation import Validation
@@ -40,7 +40,7 @@ _MODULES = {
     "EmbeddingRule": "tfdist_cli.spec.sections.updates",
     "LearningRate": "tfdist_cli.spec.sections.updates",
     "Run": "tfdist_cli.runs.handle",
-    "Shard": "tfdist_cli.train.data.pipeline",
+    "Shard": "tfdist_cli.train.data.shard",
     "ShardRule": "tfdist_cli.spec.sections.updates",
     "TableReader": "tfdist_cli.tables.reader",
     "Updates": "tfdist_cli.spec.sections.updates",

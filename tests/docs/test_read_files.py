@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.numbered_files import numbered_files
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "read-files.md").read_text()
 SNIPPETS = re.findall(r"^## (.+?)$|^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.recipes.reading import BLANK, distance, greedy
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 
 STEPS, CLASSES = 8, 11
 

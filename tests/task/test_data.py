@@ -16,7 +16,7 @@ from tfdist_cli.task import recipe
 from tfdist_cli.task.data import HELD_OUT, RecipeData
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.data.pipeline import ALL, Shard
+from tfdist_cli.train.data.shard import ALL, Shard
 from tfdist_cli.train.trainer.fit import train
 
 pytestmark = pytest.mark.slow

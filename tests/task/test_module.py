@@ -8,7 +8,7 @@ from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.task.module import RecipeModule
-from tfdist_cli.train.data.pipeline import ALL
+from tfdist_cli.train.data.shard import ALL
 
 WHOLE = (
     "def model(params):\n    return params.pop('units')\ndef dataset(params, split, shard):\n    return split, shard\n"

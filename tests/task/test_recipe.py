@@ -19,7 +19,7 @@ from tfdist_cli.task.export import export_checkpoint
 from tfdist_cli.task.prediction.job import model_of
 from tfdist_cli.train.checkpoint import model_files
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.trainer import fit
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.support.table_models import not_compiled
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.task import table_recipe
 from tfdist_cli.task.table_prediction import batch_predictor, with_predictions
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'tfdist-cli[parquet]'")
 from pyarrow import parquet  # noqa: E402 it is an extra

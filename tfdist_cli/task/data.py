@@ -19,9 +19,12 @@ from tfdist_cli.spec.sections.recipe import Recipe, Train
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.data.inputs import Inputs, weighted
+from tfdist_cli.train.data.length import with_length
 from tfdist_cli.train.data.mismatch import check_batched_once, comes_in_batches
-from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, Sharded, with_length
-from tfdist_cli.train.data.python_data import is_python_data
+from tfdist_cli.train.data.pipeline import Pipeline
+from tfdist_cli.train.data.python_data.sources import is_python_data
+from tfdist_cli.train.data.shard import DatasetFunction, Shard
+from tfdist_cli.train.data.sharding.dataset_function import Sharded
 from tfdist_cli.train.trainer.config.training_arguments import DataSource
 from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.fit import BatchSource

@@ -15,7 +15,7 @@ from tfdist_cli.train.checkpoint.bucket import open_checkpoints
 from tfdist_cli.train.checkpoint.export import export
 from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, StoredCheckpoint
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
-from tfdist_cli.train.data.pipeline import Shard, checked
+from tfdist_cli.train.data.shard import Shard, checked
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.reporting import enable_logging, log
 

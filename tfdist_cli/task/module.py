@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.sections.recipe import Export, Recipe
-from tfdist_cli.train.data.same_draws import SameDraws
+from tfdist_cli.train.data.sharding.same_draws import SameDraws
 
 
 @dataclass(frozen=True)

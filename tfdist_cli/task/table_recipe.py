@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.data.parquet import read_parquet
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 
 Features = Sequence[str] | Mapping[str, Sequence[str]]
 """The columns of the only input, or those of each input by its name."""

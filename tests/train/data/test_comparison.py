@@ -11,8 +11,8 @@ import tensorflow as tf
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.comparison import SAMPLES, check_same_arrays, is_same, sample
-from tfdist_cli.train.data.pipeline import as_dataset_function
-from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.data.inputs import as_dataset_function
+from tfdist_cli.train.data.python_data.dataset_function import PythonData
 
 NUMBERS = np.random.default_rng(0)
 X = NUMBERS.normal(size=(500, 8)).astype(np.float32)

@@ -7,7 +7,8 @@ import tensorflow as tf
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.divided import DividedBatches, part
-from tfdist_cli.train.data.pipeline import Shard, repeated
+from tfdist_cli.train.data.pipeline import repeated
+from tfdist_cli.train.data.shard import Shard
 
 
 def examples(count=61, **batched):

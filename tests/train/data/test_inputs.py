@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
 

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist_cli as tfdist
+from tfdist_cli.train.data.length import cardinality
 from tfdist_cli.train.data.parquet import read_parquet
-from tfdist_cli.train.data.pipeline import Shard, cardinality
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.tf_compat.data import calls_python
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'tfdist-cli[parquet]'")

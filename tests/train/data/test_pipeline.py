@@ -1,7 +1,6 @@
 """Each pass has each example once, in an order drawn from seed, worker and pass; a resumed run continues exactly."""
 
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,29 +10,15 @@ from hypothesis import strategies as st
 
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data import pipeline
-from tfdist_cli.train.data.pipeline import (
-    DatasetShards,
-    Pipeline,
-    Shard,
-    as_dataset_function,
-    cardinality,
-    check_ends,
-    checked,
-    count,
-    counting_function,
-    repeated,
-    steps_in,
-    with_length,
-)
+from tfdist_cli.train.data.inputs import as_dataset_function
+from tfdist_cli.train.data.length import cardinality
+from tfdist_cli.train.data.pipeline import Pipeline, repeated
+from tfdist_cli.train.data.shard import Shard
 
 UNHURRIED = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 
 ALONE = Shard()
-SHUFFLED = tf.data.Dataset.range(12).shuffle(12)
-DRAWN = tf.data.Dataset.range(4).flat_map(lambda _: tf.data.Dataset.range(3).shuffle(3))
-"""Made here, before a test sets the seed of the process."""
 
 
 def taken(pipeline, size, shard=ALONE, count=10, examples=None):
@@ -207,116 +192,11 @@ def test_arrays_in_dicts_and_lists():
     assert y.shape.rank == 1
 
 
-def test_a_dataset_of_batches_is_divided_by_batches():
-    data = tf.data.Dataset.range(10).batch(2)
-    parts = [[list(map(int, batch)) for batch in as_dataset_function(data)(Shard(n, 2, n))] for n in range(2)]
-    assert parts == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
-
-
 @pytest.mark.parametrize("data", [5, "digits", None, (), (1, 2, 3, 4)])
 def test_unsupported_data_is_named(data):
     with raises(TrainingError, "unsupported-data-type") as caught:
         as_dataset_function(data)
     assert type(data).__name__ in str(caught.value)
-
-
-@pytest.mark.parametrize("function", [lambda: None, lambda part, whole: None])
-def test_a_function_that_takes_no_shard_is_named(function):
-    with raises(TrainingError, "dataset-function-takes-no-shard"):
-        as_dataset_function(function)
-
-
-def test_a_function_that_takes_more_than_a_shard_when_asked_to():
-    def function(shard, size=3):
-        return tf.data.Dataset.range(size)
-
-    assert int(as_dataset_function(function)(Shard()).cardinality()) == 3
-
-
-DIGITS = tf.data.Dataset.range(6)
-
-
-def rows(shard):
-    yield from range(shard.index, 6, shard.count)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda shard: DIGITS,
-        lambda shard: DIGITS.shuffle(6).map(lambda number: number + 1),
-        lambda shard: DIGITS.shuffle(6) if shard.step else DIGITS,
-    ],
-)
-def test_a_function_that_ignores_the_shard_is_named(function):
-    sharded = as_dataset_function(function)
-    assert sharded(Shard()) is not None  # alone, or where each worker is to see all of the data
-    with raises(TrainingError, "shard-ignored") as caught:
-        sharded(Shard(1, 2, 1))
-    assert "2 workers" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda shard: DIGITS.shard(shard.count, shard.index),
-        lambda shard: tf.data.Dataset.from_tensors(1).repeat(6 // shard.count),  # the same for all of them
-        lambda shard: tf.random.Generator.from_seed(shard.worker) and DIGITS.map(lambda _: tf.random.uniform([])),
-        lambda shard: tf.data.Dataset.from_generator(lambda: rows(shard), output_signature=tf.TensorSpec([], tf.int64)),
-    ],
-)
-def test_a_function_that_reads_the_shard_may_return_anything(function):
-    sharded = as_dataset_function(function)
-    assert [cardinality(sharded(Shard(n, 2, n))) for n in range(2)] == [cardinality(function(Shard(0, 2)))] * 2
-
-
-def test_a_function_that_returns_no_dataset_is_named():
-    with raises(TrainingError, "not-a-dataset") as caught:
-        checked(lambda shard: [1, 2], Shard())
-    assert "returned list" in str(caught.value)
-
-
-def test_elements_with_too_many_parts():
-    with raises(TrainingError, "too-many-parts"):
-        checked(lambda shard: tf.data.Dataset.from_tensors((1, 2, 3, 4)), Shard())
-
-
-def test_length_of_the_data():
-    shards = [Shard(n, 3, n) for n in range(3)]
-
-    def function(shard):
-        return tf.data.Dataset.range(10).shard(shard.count, shard.index)
-
-    assert steps_in(function, shards, synchronous=False) == 10
-    assert steps_in(function, shards, synchronous=True) == 3
-    assert steps_in(lambda shard: function(shard).repeat(), shards, synchronous=True) is None
-
-
-def test_data_without_an_end_cannot_be_evaluated():
-    check_ends(lambda shard: tf.data.Dataset.range(2))
-    check_ends(lambda shard: tf.data.Dataset.range(2).filter(lambda _: True))
-    with raises(TrainingError, "endless-evaluation-data") as raised:
-        check_ends(lambda shard: tf.data.Dataset.range(2).repeat())
-    assert "tfdist.Validation(data, steps=...)" in str(raised.value.hint)
-
-
-def test_counted_data_has_the_counted_length():
-    def unknown(shard):
-        return tf.data.Dataset.range(7).filter(lambda n: n % 2 == 0).shard(shard.count, shard.index)
-
-    assert [count(unknown, Shard(index, 3, index)) for index in range(3)] == [2, 1, 1]
-    counted = with_length(unknown, {(0, 1): 4, (0, 2): 3})
-    assert cardinality(counted(Shard(0, 2))) == 3
-    assert list(counted(Shard(0, 2)).as_numpy_iterator()) == [0, 4, 0]  # there are fewer now
-    assert cardinality(counted(Shard(1, 3))) is None
-    assert int(counting_function()(iter(unknown(Shard())))) == 4
-
-
-def test_cardinality():
-    data = tf.data.Dataset.range(6)
-    assert cardinality(data) == 6
-    assert cardinality(data.repeat()) is None
-    assert cardinality(data.filter(lambda _: True)) is None
 
 
 @pytest.mark.parametrize("unknown_length", [False, True])
@@ -330,54 +210,3 @@ def test_repeated_data_goes_on_after_the_steps_done(step, unknown_length):
         return [list(map(int, batch)) for batch in repeated(function)(shard).take(12).as_numpy_iterator()]
 
     assert some(Shard(step=step))[: 12 - step] == some(Shard())[step:]
-
-
-@pytest.mark.parametrize(("asked", "tuned"), [(None, False), (True, True), (False, False)])
-def test_data_tunes_itself_only_when_asked_to(asked, tuned):
-    dataset = tf.data.Dataset.range(3)
-    if asked is not None:
-        options = tf.data.Options()
-        options.autotune.enabled = asked
-        dataset = dataset.with_options(options)
-    assert checked(lambda shard: dataset, Shard()).options().autotune.enabled is tuned
-
-
-@pytest.mark.parametrize("shuffled", [SHUFFLED, SHUFFLED.shuffle(5), SHUFFLED.map(abs).prefetch(1)])
-def test_workers_divide_one_order_of_a_dataset_that_is_shuffled_without_a_seed(shuffled):
-    readers = [iter(repeated(DatasetShards(shuffled.batch(2)))(Shard(index, 2))) for index in range(2)]
-    passes = [[int(each) for reader in readers for _ in range(3) for each in next(reader)] for _ in range(3)]
-    assert [sorted(one) for one in passes] == [list(range(12))] * 3
-    assert passes[0] != passes[1] != passes[2]
-
-
-def test_a_dataset_that_is_shuffled_with_a_seed_keeps_its_order():
-    tasks = [tf.data.Dataset.range(12).shuffle(12, seed=3) for _ in range(3)]  # a copy in each process
-    both = zip(*(DatasetShards(task)(Shard(index, 2)) for index, task in enumerate(tasks[:2])), strict=True)
-    assert [int(each) for pair in both for each in pair] == [int(each) for each in tasks[2]]
-
-
-def test_an_order_that_is_drawn_in_a_function_cannot_be_divided():
-    with raises(TrainingError, "order-drawn-in-function"):
-        DatasetShards(DRAWN)(Shard(0, 2))
-    assert sorted(map(int, DatasetShards(DRAWN)(Shard()))) == sorted([0, 1, 2] * 4)
-
-
-def test_a_function_that_divides_a_dataset_shuffled_without_a_seed():
-    def sharded(shard, data):
-        return data.shard(shard.count, shard.index).shuffle(3)
-
-    with raises(TrainingError, "shard-of-a-shuffle"):
-        pipeline.Sharded(partial(sharded, data=SHUFFLED), "dataset")(Shard(0, 2))
-    assert len(list(pipeline.Sharded(partial(sharded, data=SHUFFLED), "dataset")(Shard()))) == 12
-    in_order = tf.data.Dataset.range(12)
-    assert len(list(pipeline.Sharded(partial(sharded, data=in_order), "dataset")(Shard(0, 2)))) == 6
-
-
-def test_an_order_that_cannot_be_the_same_on_all_workers(monkeypatch):
-    def fails(*_):
-        raise tf.errors.FailedPreconditionError(None, None, "Trying to access resource 14 located in another device")
-
-    monkeypatch.setattr(pipeline, "recreated_on", fails)
-    with raises(TrainingError, "table-in-dataset"):
-        DatasetShards(SHUFFLED)(Shard(0, 2))
-    assert DatasetShards(SHUFFLED)(Shard(0, 1)).cardinality() == 12

@@ -19,7 +19,7 @@ from tfdist_cli import Checkpoints
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.checkpoint.files.state import TrainingState
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config.checkpoints import CheckpointConfig
 from tfdist_cli.train.trainer.config.schedule import Schedule

@@ -31,7 +31,8 @@ from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.recipe import checkpoints_of_run, training_arguments
 from tfdist_cli.train.cluster.join import ClusterContext, check_weight_type
 from tfdist_cli.train.data import mismatch
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked
+from tfdist_cli.train.data.length import cardinality
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.engine.mirrored.collectives import Membership
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine

@@ -20,7 +20,7 @@ from tfdist_cli.task.prediction.inputs import READERS, Reading, read
 from tfdist_cli.task.prediction.job import PredictionJob, Shard
 from tfdist_cli.task.prediction.model import load
 from tfdist_cli.task.prediction.outputs import Columns, Format, format_of, seal
-from tfdist_cli.train.data import pipeline
+from tfdist_cli.train.data.shard import ALL, checked
 from tfdist_cli.train.tf_compat.data import in_random_order
 
 
@@ -62,7 +62,7 @@ def _split(job: PredictionJob, recipe: Recipe, reading: Reading) -> Iterator[tup
         TrainingError: it is no dataset, never ends, or is shuffled: parts of several processes would not fit.
     """
     module = RecipeModule.load(recipe)
-    examples = pipeline.checked(partial(RecipeData(recipe, module).examples, job.data), pipeline.Shard())
+    examples = checked(partial(RecipeData(recipe, module).examples, job.data), ALL)
     endless = tf.get_static_value(examples.cardinality()) == tf.data.INFINITE_CARDINALITY
     if endless or in_random_order(examples):
         raise TrainingError(

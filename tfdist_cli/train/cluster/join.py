@@ -51,7 +51,7 @@ from tfdist_cli.train.cluster.tensorflow_setup import (
     tensorflow_server,
 )
 from tfdist_cli.train.data.parquet import register as register_readers
-from tfdist_cli.train.data.pipeline import make_older_datasets_again
+from tfdist_cli.train.data.sharding.existing_dataset import make_older_datasets_again
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
 from tfdist_cli.train.tf_compat.op_errors import is_of_older_resource
 from tfdist_cli.train.variables import replicas

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
-from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.data.python_data.dataset_function import PythonData
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.tf_compat.data import sliced_arrays
 
 SAMPLES = 64

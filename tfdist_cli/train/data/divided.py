@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 
 
 @dataclass(frozen=True)

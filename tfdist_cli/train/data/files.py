@@ -21,7 +21,7 @@ from tfdist_cli.spec.path_scheme import Url, location
 from tfdist_cli.storage.listing import matches
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.remote_file import PART, open_location, open_object
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.data.streams import NEXT, STREAMS, stream
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 

@@ -12,17 +12,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.data.arrays import as_arrays, is_array
-from tfdist_cli.train.data.pipeline import (
-    KERAS_BATCH,
-    ArrayBatches,
-    DatasetFunction,
-    DatasetShards,
-    Shard,
-    as_dataset_function,
-)
-from tfdist_cli.train.data.python_data import PythonData, is_python_data, read_by_chief, source_of
+from tfdist_cli.train.data.pipeline import ArrayBatches
+from tfdist_cli.train.data.python_data.dataset_function import PythonData, read_by_chief, source_of
+from tfdist_cli.train.data.python_data.sources import is_python_data
+from tfdist_cli.train.data.shard import DatasetFunction, Shard
+from tfdist_cli.train.data.sharding.dataset_function import Sharded, check_takes_shard
+from tfdist_cli.train.data.sharding.existing_dataset import DatasetShards
+from tfdist_cli.train.data.sharding.same_draws import SameDraws
 from tfdist_cli.train.tf_compat.data import (
     calls_python,
     draws_in_functions,
@@ -31,6 +29,8 @@ from tfdist_cli.train.tf_compat.data import (
     with_class_weights,
 )
 
+KERAS_BATCH = 32
+"""Examples in a batch of arrays by default, as in Keras."""
 _PARTS = ("x", "y", "sample_weight")
 
 
@@ -202,3 +202,32 @@ def _as_floatx(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         return tf.cast(array, floatx) if tf.is_tensor(array) else array.astype(floatx)
 
     return tuple(tf.nest.map_structure(converted, part) for part in arrays)
+
+
+def as_dataset_function(
+    data: Any, batch_size: int | None = None, *, shuffle: bool = False, name: str = "x"
+) -> DatasetFunction:
+    """Converts what Keras users pass to `fit` to a dataset function.
+
+    Args:
+        data: a function that takes a `Shard` and returns a dataset of batches; a dataset of batches, of which each
+            shard is every `shard.count`-th batch; or arrays `(x, y)` or `(x, y, sample_weight)`.
+        batch_size: examples in a batch of arrays; None for 32, as in Keras.
+        shuffle: whether arrays are shuffled, each pass in another order.
+        name: what the data is for; functions for different purposes draw different random numbers.
+
+    Raises:
+        TrainingError: the data is none of these, the function takes no shard, or `as_arrays` rejects the arrays.
+    """
+    if isinstance(data, tf.data.Dataset):
+        return DatasetShards(data)
+    if callable(data):
+        check_takes_shard(data)
+        return Sharded(SameDraws(data, name), "the dataset function")
+    if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3:
+        return ArrayBatches(as_arrays(data), batch_size or KERAS_BATCH, shuffle)
+    raise TrainingError(
+        f"the type {type(data).__name__} is not supported as data",
+        code="unsupported-data-type",
+        hint="pass a dataset of batches, (x, y) arrays, or a function that takes a tfdist.Shard and returns a dataset",
+    )

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist_cli.storage.parquet import Column, ParquetTable, Piece
 from tfdist_cli.train.data import files
 from tfdist_cli.train.data.files import Files, list_files
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.data.streams import STREAMS, stream
 from tfdist_cli.train.tf_compat.data import register_python
 

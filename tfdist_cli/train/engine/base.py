@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard
+from tfdist_cli.train.data.shard import DatasetFunction, Shard
 from tfdist_cli.train.model.metrics import MetricTotals
 
 Sharing = Share | Literal["coordinator"]

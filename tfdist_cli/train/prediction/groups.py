@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, cardinality, checked
+from tfdist_cli.train.data.length import cardinality
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.tf_compat.data import in_random_order
 
 MOST_BATCHES = 32

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdist_cli.spec.sections.updates import EmbeddingRule
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data.comparison import check_same_arrays
-from tfdist_cli.train.data.pipeline import Shard
-from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.data.python_data.dataset_function import PythonData
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
 

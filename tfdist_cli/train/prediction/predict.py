@@ -15,7 +15,8 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext, join
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.python_data import PythonData, is_python_data
+from tfdist_cli.train.data.python_data.dataset_function import PythonData
+from tfdist_cli.train.data.python_data.sources import is_python_data
 from tfdist_cli.train.prediction.function import Leaves
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.hooks import Hooks

@@ -14,8 +14,9 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.data.length import check_ends
 from tfdist_cli.train.data.mismatch import found_in_step
-from tfdist_cli.train.data.pipeline import check_ends, checked
+from tfdist_cli.train.data.shard import checked
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.own_step.optimizers import overrides

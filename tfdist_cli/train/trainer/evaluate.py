@@ -13,7 +13,7 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.cluster.join import join
 from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import Shard, checked
+from tfdist_cli.train.data.shard import Shard, checked
 from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.model.metrics import MetricTotals

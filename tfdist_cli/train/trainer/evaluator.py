@@ -13,7 +13,8 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.files.state import DamagedCheckpoint, StoredCheckpoint
 from tfdist_cli.train.checkpoint.scores import CheckpointScores
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
-from tfdist_cli.train.data.pipeline import Shard, check_ends, checked
+from tfdist_cli.train.data.length import check_ends
+from tfdist_cli.train.data.shard import Shard, checked
 from tfdist_cli.train.engine.mirrored.collectives import Membership
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.model.train_step import ModelStep

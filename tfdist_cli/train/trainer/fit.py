@@ -16,7 +16,9 @@ from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import DatasetFunction, checked, repeated, with_length
+from tfdist_cli.train.data.length import with_length
+from tfdist_cli.train.data.pipeline import repeated
+from tfdist_cli.train.data.shard import DatasetFunction, checked
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots, times_of_layers
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution

@@ -25,7 +25,8 @@ from tfdist_cli.train.checkpoint.policy import CheckpointPolicy
 from tfdist_cli.train.checkpoint.scores import stop_reason
 from tfdist_cli.train.checkpoint.tables.push import TablePush
 from tfdist_cli.train.checkpoint.writer import CheckpointContent, CheckpointWriter
-from tfdist_cli.train.data.python_data import ReadAhead, advance
+from tfdist_cli.train.data.python_data.dataset_function import advance
+from tfdist_cli.train.data.python_data.read_ahead import ReadAhead
 from tfdist_cli.train.engine.base import Engine, Execution, WorkersLost
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.train_step import ModelStep, last_build_spec

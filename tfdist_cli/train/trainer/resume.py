@@ -14,7 +14,7 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.checkpoint.callback_state import CallbackStates, restore_random_states
 from tfdist_cli.train.checkpoint.files.state import StoredCheckpoint, TrainingState
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
-from tfdist_cli.train.data.pipeline import empty_shard
+from tfdist_cli.train.data.shard import empty_shard
 from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import learning_rates

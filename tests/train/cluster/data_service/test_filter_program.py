@@ -9,7 +9,8 @@ import tensorflow as tf
 from tfdist_cli.spec.address import Address
 from tfdist_cli.train.cluster.data_service.members import _Filter
 from tfdist_cli.train.cluster.data_service.reader import DataService
-from tfdist_cli.train.data.pipeline import Pipeline, Shard
+from tfdist_cli.train.data.pipeline import Pipeline
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.tf_compat.data_service.dispatcher import service_name
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,8 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.data_service.server import start_server
-from tfdist_cli.train.data.pipeline import Pipeline, Shard
+from tfdist_cli.train.data.pipeline import Pipeline
+from tfdist_cli.train.data.shard import Shard
 
 pytestmark = pytest.mark.slow
 

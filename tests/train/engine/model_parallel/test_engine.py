@@ -10,7 +10,7 @@ from tests.support.compare import difference
 from tests.support.local_coordinator import NoPause
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import EmbeddingRule
-from tfdist_cli.train.data.pipeline import Shard
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
 from tfdist_cli.train.engine.model_parallel.stages import place_layers

@@ -14,8 +14,9 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.membership import Membership
-from tfdist_cli.train.data.pipeline import Shard, count, with_length
-from tfdist_cli.train.data.python_data import OwnShard
+from tfdist_cli.train.data.length import count, with_length
+from tfdist_cli.train.data.python_data.read_ahead import OwnShard
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.trainer.config.data_length import steps_of_one_pass, worker_shards
 from tfdist_cli.train.trainer.config.training import OPEN_END

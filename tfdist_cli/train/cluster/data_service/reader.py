@@ -18,8 +18,10 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.train.cluster.data_service.members import DataWorkers
 from tfdist_cli.train.cluster.data_service.server import DISPATCHER, IS_LEAVING, PROTOCOL
-from tfdist_cli.train.data.pipeline import DatasetFunction, Pipeline, Shard, cardinality, checked
+from tfdist_cli.train.data.length import cardinality
+from tfdist_cli.train.data.pipeline import Pipeline
 from tfdist_cli.train.data.service_support import check_served
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.tf_compat.data import batch_size, distributed, is_deterministic
 from tfdist_cli.train.tf_compat.data_service.draining import ending_on_request
 from tfdist_cli.train.tf_compat.eager_context import global_seed_of

@@ -21,7 +21,9 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.data.divided import DividedBatches, part
-from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
+from tfdist_cli.train.data.length import count
+from tfdist_cli.train.data.pipeline import Consumed, ended_early, next_batch
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, checked
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import EvaluationWatch
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
 from tfdist_cli.train.model.evaluation import (

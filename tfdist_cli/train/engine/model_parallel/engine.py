@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
-from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, ended_early, next_batch
+from tfdist_cli.train.data.length import count
+from tfdist_cli.train.data.pipeline import Consumed, ended_early, next_batch
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.model_parallel.gradient_sums import computed_alone, sum_gradients

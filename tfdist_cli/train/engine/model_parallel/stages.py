@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist_cli.train.data.pipeline import ALL, DatasetFunction, checked
+from tfdist_cli.train.data.shard import ALL, DatasetFunction, checked
 from tfdist_cli.train.engine.model_parallel.layer_times import LayerTimes
 from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
 from tfdist_cli.train.model.stages import NamedLayer, divide_by_name, divide_evenly, layers_in_order, whole_layers

@@ -19,8 +19,10 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.cluster.membership import Membership, Refusal
 from tfdist_cli.train.data.divided import DividedBatches
-from tfdist_cli.train.data.pipeline import Consumed, DatasetFunction, Shard, checked, count, counting_function
-from tfdist_cli.train.data.python_data import PythonData
+from tfdist_cli.train.data.length import count, counting_function
+from tfdist_cli.train.data.pipeline import Consumed
+from tfdist_cli.train.data.python_data.dataset_function import PythonData
+from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.fallback import FirstExecution
 from tfdist_cli.train.engine.parameter_server.context import (

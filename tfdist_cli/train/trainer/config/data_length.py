@@ -8,7 +8,8 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import computes_gradients
 from tfdist_cli.train.cluster.join import ClusterContext
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard, is_endless, steps_in
+from tfdist_cli.train.data.length import is_endless, steps_in
+from tfdist_cli.train.data.shard import DatasetFunction, Shard
 from tfdist_cli.train.engine.base import Rules, Sharing
 
 ONE_READER = ("service", "coordinator")

@@ -10,8 +10,8 @@ from typing import Literal
 
 import keras
 
-from tfdist_cli.train.data.pipeline import DatasetFunction, Shard
-from tfdist_cli.train.data.python_data import reads_ahead
+from tfdist_cli.train.data.python_data.read_ahead import reads_ahead
+from tfdist_cli.train.data.shard import DatasetFunction, Shard
 from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.trainer.config.checkpoints import CheckpointConfig
 from tfdist_cli.train.trainer.config.validation import Validation

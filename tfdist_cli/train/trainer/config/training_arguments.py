@@ -12,8 +12,10 @@ from tfdist_cli.spec.sections.recipe import Share
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, Updates, WireType
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.join import ClusterContext
-from tfdist_cli.train.data.pipeline import DatasetFunction, is_endless
-from tfdist_cli.train.data.python_data import OwnShard, PythonData
+from tfdist_cli.train.data.length import is_endless
+from tfdist_cli.train.data.python_data.dataset_function import PythonData
+from tfdist_cli.train.data.python_data.read_ahead import OwnShard
+from tfdist_cli.train.data.shard import DatasetFunction
 from tfdist_cli.train.engine.base import Rules, Sharing
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts, check_type
 from tfdist_cli.train.trainer.config.checkpoints import Checkpoints

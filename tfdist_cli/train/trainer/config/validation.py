@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.train.data.inputs import Inputs
-from tfdist_cli.train.data.pipeline import DatasetFunction
+from tfdist_cli.train.data.shard import DatasetFunction
 from tfdist_cli.train.trainer.arguments import check_counts
 
 

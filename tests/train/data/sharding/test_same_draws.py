@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist_cli.train.data.pipeline import Shard, as_dataset_function
-from tfdist_cli.train.data.same_draws import SameDraws
+from tfdist_cli.train.data.inputs import as_dataset_function
+from tfdist_cli.train.data.shard import Shard
+from tfdist_cli.train.data.sharding.same_draws import SameDraws
 
 EXAMPLES = np.arange(100)
 
