@@ -45,13 +45,6 @@ def quick_findings(cluster: Cluster, recipe: Recipe, environ: Mapping[str, str] 
     return sorted(found, key=lambda finding: finding.level)
 
 
-def module_source(recipe: Recipe, cluster: Cluster) -> ModuleSource | None:
-    """Returns the source of a recipe's module; None if it cannot be read here."""
-    module = find_module(recipe, _folders(cluster))
-    source = read_module(Path(module.origin)) if module and module.origin and module.origin.endswith(".py") else None
-    return source if isinstance(source, ModuleSource) else None
-
-
 def _shards(cluster: Cluster, recipe: Recipe) -> int:
     if recipe.train.share != "split":
         return 1

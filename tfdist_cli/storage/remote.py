@@ -102,7 +102,11 @@ class RemoteFolder:
         return self._retry(f"examining {self.url / name}", describe)
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes an object, and replaces an existing one, completely or not at all."""
+        """Writes an object, and replaces an existing one, completely or not at all.
+
+        Raises:
+            StorageError: the object has another content afterwards.
+        """
         path = self._path(name)
 
         def write() -> None:

@@ -21,7 +21,7 @@ from tests.support.outcome import OneJoin, Outcome
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
 from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
-from tfdist_cli.launch.ssh.link import HostLost, run_program
+from tfdist_cli.launch.ssh.link import HostLost
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import LOST
 from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, RequestReceived, SignalReceived, Started
@@ -340,13 +340,6 @@ def test_hosts_that_cannot_run_tasks(run, make_cluster, hosts, error, code, valu
 
 def test_this_machine_may_be_one_of_the_hosts_under_a_name_that_all_resolve(make_cluster, fake_ssh):
     SshLauncher().check(mirrored(make_cluster, ["h1", {"address": "localhost", "reachable_as": "h9"}]), ("true",))
-
-
-def test_a_program_runs_with_the_python_of_a_host(fake_ssh, make_cluster):
-    cluster = mirrored(make_cluster)
-    done = run_program(cluster, cluster.machines[1], "import tfdist_cli, os; print(os.environ['HOME'])", 30)
-    assert done.stdout.splitlines() == ["Welcome to h2", f"{fake_ssh}/h2"]
-    assert run_program(cluster, cluster.machine("down1"), "", 30).returncode == 255
 
 
 def test_a_machine_without_ssh(make_cluster, monkeypatch, tmp_path):

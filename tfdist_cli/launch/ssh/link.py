@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfdist_cli.errors import TfdistError, UsageError
-from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, python_command, pythons, ssh_argv
+from tfdist_cli.launch.ssh.command import NO_PYTHON, agent_command, pythons, ssh_argv
 from tfdist_cli.launch.ssh.files import FileList, pieces
 from tfdist_cli.launch.ssh.frames import Channel, ConnectionEnded, Frame
 from tfdist_cli.plan.machine import Machine
@@ -265,29 +265,6 @@ class Link(AgentLink):
             code="ssh-host-unreachable",
             hint=hint,
         )
-
-
-def run_program(cluster: Cluster, host: HostSpec, program: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Runs Python source on a host, with the interpreter that its tasks would use.
-
-    Args:
-        cluster: the cluster, with the settings of ssh.
-        host: the host.
-        program: the source, which may import tfdist.
-        timeout: the most seconds, including the connection.
-
-    Returns:
-        The exit code, which is 255 if the host cannot be reached, and the output.
-
-    Raises:
-        UsageError: `ssh` is not on PATH.
-        subprocess.TimeoutExpired: it took longer.
-    """
-    argv = ssh_argv(cluster, host, python_command(host, ("-",)))
-    try:
-        return subprocess.run(argv, input=program, capture_output=True, text=True, timeout=timeout, check=False)
-    except FileNotFoundError:
-        raise no_ssh() from None
 
 
 def no_ssh() -> UsageError:

@@ -380,7 +380,15 @@ def hold(task: TaskId, own: Address, join_address: Address, joined: Callable[[],
 
 
 def leave(task: TaskId, own: Address, join_address: Address, timeout: float = LEAVE_SECONDS, asks: str = LEAVE) -> bool:
-    """Asks the chief to let a task go; returns whether it does: the last step of a worker is counted then."""
+    """Asks the chief to let a task go; returns whether it does: the last step of a worker is counted then.
+
+    Args:
+        task: the task that leaves.
+        own: its address.
+        join_address: where the chief takes such requests.
+        timeout: seconds to wait for the answer.
+        asks: the request: `LEAVE`, or another one that the chief grants.
+    """
     try:
         with _asking(task, own, join_address, asks) as connection:
             connection.settimeout(timeout)

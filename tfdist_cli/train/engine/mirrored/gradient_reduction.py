@@ -36,10 +36,19 @@ class GradientReduction:
         context: Any,
         timer: StepTimer,
     ) -> tuple[list[Any], tf.Tensor]:
-        """The gradients summed over all replicas, and whether they exceed the range of the wire's type.
+        """Sums the gradients over all replicas.
 
-        A sum is a tensor or, of tables of which rows are updated, `tf.IndexedSlices` with distinct rows. It is a
-        `SummedTerms` if the update takes more of the terms than their sum.
+        Args:
+            optimizer: makes the update.
+            gradients: this replica's, one for each variable: a tensor or a `tf.IndexedSlices`.
+            variables: the variables.
+            context: the replica context.
+            timer: measures the phases.
+
+        Returns:
+            The sums, and whether one exceeds the range of the wire's type: bool, shape (). A sum is a tensor or, of
+            tables of which rows are updated, a `tf.IndexedSlices` with distinct rows. It is a `SummedTerms` if the
+            update takes more of the terms than their sum.
         """
         if self._collectives.replicas == 1:
             return gradients, tf.constant(False)
