@@ -105,7 +105,7 @@ def test_a_worker_asks_to_leave_only_if_there_is_a_chief(chief_is_there, monkeyp
     def interrupted(*_):
         raise membership.SigtermReceived
 
-    def end():
+    def end(_):
         raise Ended
 
     monkeypatch.setattr(join, "wait_until_exited", interrupted)
@@ -128,7 +128,7 @@ def test_a_task_leaves_although_another_thread_received_the_signal(monkeypatch, 
             one.settimeout(10)
             one.recv(1)
 
-    def end():
+    def end(_):
         raise Ended
 
     monkeypatch.setattr(join, "wait_until_exited", wait)

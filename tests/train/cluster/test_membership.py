@@ -319,3 +319,19 @@ def test_sigterm_interrupts_a_wait_once():
         assert signal.getsignal(LEAVE_SIGNAL) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_ctrl_c_interrupts_a_wait_like_sigterm_unless_it_is_ignored():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with pytest.raises(SigtermReceived) as raised, interrupted_by_sigterm():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert raised.value.number == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):  # what it does when the task may not leave
+            membership.end_by_sigterm(raised.value.number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with interrupted_by_sigterm():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

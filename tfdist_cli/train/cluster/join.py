@@ -285,14 +285,14 @@ def _wait_or_leave(environment: Environment) -> bool:
     try:
         with membership.interrupted_by_sigterm():
             return wait_until_exited(task, chief, timeout, partial(membership.hold, task, own, join_address))
-    except membership.SigtermReceived:
+    except membership.SigtermReceived as received:
         if unreachable(chief) is None:  # otherwise the launcher ends all tasks, since the chief has exited
             emit("state", state="leaving")
             leave = data_server.leave if task.traits.prepares_data else membership.leave
             if leave(task, own, join_address):
                 emit("state", state="left")
                 _end_server(environment)
-        membership.end_by_sigterm()
+        membership.end_by_sigterm(received.number)
         raise
 
 

@@ -420,36 +420,58 @@ def _check_granted(task: TaskId, answer: bytes) -> None:
 
 
 class SigtermReceived(BaseException):
-    """SIGTERM, or `LEAVE_SIGNAL`, interrupted this process's wait."""
+    """SIGTERM, `LEAVE_SIGNAL` or Ctrl-C interrupted this process's wait.
+
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
     """Raises `SigtermReceived` in the main thread within the context.
 
-    Where SIGTERM is ignored, since all tasks get it at once, `LEAVE_SIGNAL` has this effect in its place. In another
-    thread, Python installs no handlers, and the signals do what they did before.
+    Ctrl-C has the same effect as SIGTERM, unless it is ignored, as in the background of a shell. Where SIGTERM is
+    ignored, since all tasks get it at once, `LEAVE_SIGNAL` has this effect in its place. In another thread, Python
+    installs no handlers, and the signals do what they did before.
     """
-    ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    number = LEAVE_SIGNAL if ignored else signal.SIGTERM
-    previous = signal.getsignal(number)
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    numbers = [LEAVE_SIGNAL if ignored else signal.SIGTERM]
+    numbers += [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
+    previous = {number: signal.getsignal(number) for number in numbers}
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, previous)
-        raise SigtermReceived
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
-    signal.signal(number, interrupt)
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        restore()
+        raise SigtermReceived(number)
+
+    for number in numbers:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(number, previous)
+        restore()
 
 
-def end_by_sigterm() -> None:
-    """Does what SIGTERM does without `interrupted_by_sigterm`; where it is ignored, it ends the process."""
+def end_by_sigterm(number: int = signal.SIGTERM) -> None:
+    """Does what a signal does without `interrupted_by_sigterm`; where SIGTERM is ignored, it ends the process.
+
+    Args:
+        number: the signal that was received; `LEAVE_SIGNAL` stands for SIGTERM.
+    """
+    if number == signal.SIGINT:
+        os.kill(os.getpid(), number)
+        return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
