@@ -42,6 +42,7 @@ def test_json(tfdist, here):
     assert "too-much-memory" in {finding["code"] for finding in told["findings"]}
     [host] = told["hosts"]
     assert set(host["ports"]) == {"chief:0", "worker:0", "worker:1", "ps:0"}
+    assert len(host["connections"]) == 4
     assert all(one["right"] and not one["error"] for one in host["connections"])
 
 
