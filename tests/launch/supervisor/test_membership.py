@@ -457,3 +457,16 @@ def _possible(job, event):
         return None
     tasks = tuple(sorted({*present, *joins} - {*leaves}, key=[*PS_TASKS, W2].index))
     return ResizeAccepted("r", {}, tasks, joins=joins, leaves=leaves)
+
+
+def test_a_data_worker_has_no_time_limit_while_the_chief_evaluates():
+    tasks = (*PS_TASKS, TaskId("data_dispatcher"), DATA, TaskId("data_worker", 2))
+    job = History(*tasks, policy=make_policy(reports=True))
+    job.at(1, *up(*tasks), elastic(joins=True), progress(5))
+    job.at(9, doing("evaluating"))
+    assert job.at(10, ResizeAccepted("r", {"data_worker": (2, 1)}, tasks[:-1], leaves=tasks[-1:])) == {tasks[-1]: TERM}
+    assert [job.state.deadline] == [None]
+    assert job.at(100, Tick(), doing("training")) == {}
+    assert job.state.deadline == 100 + TIMES.shutdown
+    assert job.at(110, doing("saving"), doing("training")) == {}
+    assert job.at(100 + TIMES.shutdown, Tick()) == {tasks[-1]: KILL}

@@ -54,6 +54,7 @@ from tfdist_cli.launch.supervisor.profiling import ANSWERS, with_profile, withou
 from tfdist_cli.launch.supervisor.restarts import decide_restart
 from tfdist_cli.launch.supervisor.stall import find_stalled, with_heartbeat, with_progress, with_silent_tasks
 from tfdist_cli.launch.supervisor.state import (
+    EVALUATING,
     KILL_TIMEOUT,
     NOT_TRAINING_YET,
     JobPolicy,
@@ -264,7 +265,8 @@ def _recorded(state: JobState, name: TaskId, record: Mapping[str, Any], now: flo
         error = ReportedError(text, str(record.get("code") or ""), record.get("retry") is not False)
         return _with(state, name, replace(task, error_at=now, error=error))
     if kind == "state":
-        task = replace(task, reported_state=str(record.get("state", "")))
+        ended_at = now if task.reported_state == EVALUATING else task.evaluated_at
+        task = replace(task, reported_state=str(record.get("state", "")), evaluated_at=ended_at)
     if task.status is Status.STARTING and record.get("state") != "starting":
         task = replace(task, status=Status.UP)
     state = _with(state, name, replace(task, made_progress=task.made_progress or kind == "evaluation"))

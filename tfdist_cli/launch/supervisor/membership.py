@@ -119,6 +119,5 @@ def failed_to_join(state: JobState, name: TaskId) -> bool:
 
 def slow_to_leave(state: JobState, now: float) -> tuple[TaskId, ...]:
     """The tasks that have not left in time, and have to be killed."""
-    since = {name: state.tasks[name].stop_sent_at for name in state.leaving}
     limit = state.policy.timeouts.shutdown
-    return tuple(name for name, time in since.items() if time is not None and now >= time + limit)
+    return tuple(name for name, since in state.leaving_since.items() if now >= since + limit)

@@ -18,6 +18,8 @@ from tfdist_cli.spec.task_id import TaskId
 
 NOT_TRAINING_YET = "the training has not begun"
 """Why no worker can join before the chief has reported that it takes some."""
+EVALUATING = "evaluating"
+"""The state that a task reports while it scores validation data."""
 KILL_TIMEOUT = 20.0
 """Seconds from SIGKILL until a process in an uninterruptible wait has exited, and a scheduler has reported it."""
 
@@ -129,6 +131,7 @@ class TaskState:
         cpu_seconds: the processor time that it had used at that heartbeat.
         gil_blocked: whether a native call keeps its Python threads from running.
         reported_state: the state that it last reported.
+        evaluated_at: when it last ended an evaluation; 0 before.
         stall_reason: why the launcher considered it stalled and killed it; empty otherwise.
         silent_since: its last heartbeat, if it was found silent when another task failed because of it.
         not_restarted_because: why it was not restarted after it failed, although restarts are allowed.
@@ -157,6 +160,7 @@ class TaskState:
     cpu_seconds: float = 0.0
     gil_blocked: bool = False
     reported_state: str = ""
+    evaluated_at: float = 0.0
     stall_reason: str = ""
     silent_since: float | None = None
     not_restarted_because: str = ""
@@ -343,6 +347,22 @@ class JobState:
         return self.tasks.select(_is_leaving)
 
     @property
+    def leaving_since(self) -> Mapping[TaskId, float]:
+        """From when on the time of each leaving task is limited. One that nobody reads from waits, and is not listed.
+
+        The tasks that train read no examples of data workers while they evaluate.
+        """
+        training = [task for name, task in self.tasks.items() if self.policy.decides(name) and not task.status.ended]
+        evaluating = any(task.reported_state == EVALUATING for task in training)
+        read = max((task.evaluated_at for task in training), default=0.0)
+        since = {}
+        for name in self.leaving:
+            sent, waits = self.tasks[name].stop_sent_at, name.traits.prepares_data
+            if sent is not None and not (waits and evaluating):
+                since[name] = max(sent, read) if waits else sent
+        return since
+
+    @property
     def open_change(self) -> Resize | None:
         """The last resize, if it is a change of the running attempt that is not finished."""
         last = self.resizes[-1] if self.resizes else None
@@ -370,7 +390,8 @@ class JobState:
             times.append(_after(earliest(_LAST_BEATS[self.phase]), timeouts.stall))
         if self.phase in (Phase.RUNNING, Phase.EVALUATING):
             times.append(_after(earliest(_killed_at), KILL_TIMEOUT))
-            times.append(_after(earliest(_leaving_since), timeouts.shutdown))
+            since = self.leaving_since if earliest(_leaving_since) is not None else {}
+            times.append(_after(min(since.values(), default=None), timeouts.shutdown))
         if self.step_expected:
             times.append(self.progressed_at + timeouts.stall)
         return min((time for time in times if time is not None), default=None)
