@@ -6,13 +6,15 @@ from tests.support.lab import containers
 from tests.support.lab.hosts import make_hosts
 from tests.support.tasks import Tasks
 
-LONGEST = ("test_rules", "test_slurm", "test_mirrored_fit", "test_parameter_server_fit", "test_recipes", "test_roles",
-           "test_containers", "test_launch_training", "test_losses", "test_task_environment")  # fmt: skip
+LONGEST = ("test_spark", "test_ray", "test_rules", "test_slurm", "test_mirrored_fit", "test_parameter_server_fit",
+           "test_recipes", "test_roles", "test_containers", "test_launch_training", "test_losses",
+           "test_task_environment")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     """Begins with the files that take longest, so that the processes that run the tests end at about the same time."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture

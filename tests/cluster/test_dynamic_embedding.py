@@ -33,7 +33,7 @@ def check(ended, *, shards):
     assert abs(found["loss"]) < 1e-5
 
 
-@pytest.mark.rotates(3, 2)
+@pytest.mark.rotates(5, 1)
 def test_strings_survive_a_killed_worker_and_move_to_other_ps(cluster, tmp_path):
     saved, steps = tmp_path / "saved", 200
     tasks = cluster(chief=1, ps=2, worker=2)
@@ -58,7 +58,7 @@ def test_strings_survive_a_killed_worker_and_move_to_other_ps(cluster, tmp_path)
     assert (single.result["wrong"], single.result["shards"]) == ([], 1)
 
 
-@pytest.mark.rotates(3, 0)
+@pytest.mark.rotates(5, 0)
 def test_rows_that_are_replaced_have_the_strings_of_their_new_ids(cluster, tmp_path):
     tasks = cluster(chief=1, ps=2, worker=2)
     ended = tasks.start(program("dynamic_words.py", tmp_path / "saved", 300, "async", "lru")).finish()

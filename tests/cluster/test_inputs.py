@@ -19,7 +19,11 @@ ENGINES = {
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param(engine, marks=pytest.mark.rotates(5, day)) for day, engine in enumerate(ENGINES)]
+    "engine",  # none on the day of Spark, the longest
+    [
+        pytest.param(engine, marks=pytest.mark.rotates(5, day))
+        for day, engine in zip((0, 1, 3, 4), ENGINES, strict=True)
+    ],
 )
 def test_each_batch_is_trained_on_once_and_in_order(engine, cluster, tmp_path):
     roles, arguments = ENGINES[engine]

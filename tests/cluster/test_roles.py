@@ -74,20 +74,29 @@ def test_an_evaluator_scores_each_checkpoint_and_all_end_by_themselves(train, tm
     assert scores[-1]["values"] == pytest.approx(last["values"], rel=1e-5)
 
 
-def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
-    made = cluster(chief=1, ps=2, worker=2)
-    hosts = {
-        role: [str(address) for task, address in made.addresses.items() if task.role == role]
-        for role in ("chief", "ps", "worker")
-    }
-    folder = project(tmp_path / "project")
-    roles = {role: {"hosts": addresses} for role, addresses in hosts.items()}
-    (folder / "cluster.yaml").write_text(
-        json.dumps({"strategy": "parameter_server", "roles": roles, "recipe": "recipe.yaml"})
-    )
-    for task in made.tasks:
-        argv = (*ROLE, "--task", task, "--cluster", str(folder / "cluster.yaml"), "--run-dir", str(tmp_path / "run"))
-        made.start(argv, task, env={"TF_CONFIG": ""}, fresh=True)
+@pytest.fixture
+def by_hand(cluster, tmp_path):
+    """Starts each task of a cluster file, `PS` with two workers, by a command of its own; the run is in `run`."""
+
+    def start(**recipe):
+        made = cluster(**PS | {"worker": 2})
+        hosts = {role: [str(each) for task, each in made.addresses.items() if task.role == role] for role in PS}
+        content = {
+            "strategy": "parameter_server",
+            "roles": {role: {"hosts": addresses} for role, addresses in hosts.items()},
+            "recipe": "recipe.yaml",
+        }
+        folder = project(tmp_path / "project", cluster=json.dumps(content), **recipe)
+        for task in made.tasks:
+            argv = (*ROLE, "--task", task, "--cluster", folder / "cluster.yaml", "--run-dir", tmp_path / "run")
+            made.start(argv, task, env={"TF_CONFIG": ""}, fresh=True)
+        return made
+
+    return start
+
+
+def test_every_task_of_a_file_started_by_hand_is_a_launch(by_hand, tmp_path):
+    made = by_hand()
     ended = made.finish()
     assert codes(ended) == dict.fromkeys(made.tasks, 0), made.outputs()
     trained = [line for line in lines(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
@@ -101,18 +110,9 @@ def test_every_task_of_a_file_started_by_hand_is_a_launch(cluster, tmp_path):
     assert "started by hand" in page([read_data(view.path)], datetime.now().astimezone())
 
 
-def test_a_run_whose_tasks_were_started_by_hand_is_shown_and_stopped(cluster, tmp_path):
-    made = cluster(chief=1, ps=1, worker=2)
-    hosts = {role: [str(each) for task, each in made.addresses.items() if task.role == role] for role in PS}
-    roles = {role: {"hosts": addresses} for role, addresses in hosts.items()}
-    folder = project(tmp_path / "project", recipe_yaml=RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % "")
-    (folder / "cluster.yaml").write_text(
-        json.dumps({"strategy": "parameter_server", "roles": roles, "recipe": "recipe.yaml"})
-    )
-    run_dir = tmp_path / "run"
-    for task in made.tasks:
-        argv = (*ROLE, "--task", task, "--cluster", str(folder / "cluster.yaml"), "--run-dir", str(run_dir))
-        made.start(argv, task, env={"TF_CONFIG": ""}, fresh=True)
+@pytest.mark.rotates(5, 3)
+def test_a_run_whose_tasks_were_started_by_hand_is_shown_and_stopped(by_hand, tmp_path):
+    made, run_dir = by_hand(recipe_yaml=RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % ""), tmp_path / "run"
     made.await_path("chief:0", run_dir / "metrics.jsonl")
     run = tfdist.Run(run_dir)
     view = run.status()

@@ -60,7 +60,7 @@ def test_digits_continue_with_three_workers_and_two_ps(training):
     assert abs(accuracy(done) - UNDISTURBED) <= 0.01
 
 
-@pytest.mark.rotates(5, 2)
+@pytest.mark.rotates(5, 0)
 def test_mirrored_workers_of_another_number_train_the_epochs_that_are_left(tmp_path):
     """Two workers have 16 steps an epoch, one has 32: 24 are one and a half epochs, and 80 more the rest of four."""
     folder = project(tmp_path, MIRRORED)

@@ -160,7 +160,7 @@ def test_a_network_of_their_own(lab, wireguard, tmp_path):
     lab.wait_until_empty(10)
 
 
-@pytest.mark.rotates(5, 2)
+@pytest.mark.rotates(5, 4)
 def test_tunnels_of_ssh(lab, tmp_path):
     """The chief and the ps here, which is the first host, and the worker there: all end by themselves."""
     here, there, _ = lab.hosts

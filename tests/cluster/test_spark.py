@@ -48,7 +48,7 @@ def program(spark, folder, epochs):  # noqa: F811 - the fixture above
 
 
 def test_a_pipeline_survives_an_executor(spark, tmp_path):  # noqa: F811 - the fixture above
-    process = program(spark, tmp_path, 30)
+    process = program(spark, tmp_path, 15)
     await_event(process, "store/*/run", "checkpoint")
     spark.executors()[0].kill()
     out, err = process.communicate(timeout=2 * PATIENCE)

@@ -143,6 +143,7 @@ def test_xla_is_not_measured_for_tables_that_are_read_by_rows(monkeypatch, log):
     assert [line for line in log if line.startswith("jit:")]
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(("at", "wrong"), [(0, ROWS), (40, ROWS), (40, -ROWS - 1)])
 @pytest.mark.parametrize("where", ["training", "validation"])
 def test_an_id_without_a_row_is_an_error(where, at, wrong):

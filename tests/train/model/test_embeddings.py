@@ -618,6 +618,7 @@ def test_several_batches_are_looked_up_together():
         np.testing.assert_array_equal(all_of_them, batch.ravel())
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize(
     "ids",
     [IDS + ROWS, IDS - 2 * ROWS, np.int64(IDS) + 2**32, np.int64(IDS) - 2**32],
