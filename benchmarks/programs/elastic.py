@@ -31,10 +31,11 @@ class Stamp(keras.layers.Layer):
 
 def model(params: dict[str, Any]) -> keras.Model:
     x, worker, wait = keras.Input((WIDTH,)), keras.Input((), dtype="int32"), keras.Input(())
-    hidden = Wait()([Stamp(params["stamps"])([x, worker]), wait])
+    # Once the parameters are there: waits of the data alone would all begin when an execution begins.
+    hidden = Wait()([Stamp(params["stamps"])([keras.layers.Dense(WIDTH)(x), worker]), wait])
     for _ in range(params["layers"]):
         hidden = keras.layers.Dense(WIDTH, activation="relu")(hidden)
-    network = keras.Model([x, worker, wait], keras.layers.Dense(WIDTH)(hidden))
+    network = keras.Model([x, worker, wait], hidden)
     network.compile(keras.optimizers.Adam(1e-4), "mse")
     return network
 

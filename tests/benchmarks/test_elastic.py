@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.cluster import RunFailed
 from benchmarks.elastic import resize_of
+from benchmarks.programs import elastic
+from benchmarks.programs.waiting import Wait
 
 START = 1_800_000_000.0
 
@@ -44,3 +46,11 @@ def test_steps_are_counted_from_the_resize_before():
 def test_a_training_without_steps_afterwards_was_not_measured():
     with pytest.raises(RunFailed):
         resize_of([START + 9.0], START + 10.0, EVENTS, together=1)
+
+
+def test_steps_are_stamped_and_wait_once_their_parameters_are_there(tmp_path):
+    """What depends on the data alone happens for all steps of an execution when it begins."""
+    model = elastic.model({"stamps": str(tmp_path / "stamps"), "layers": 2})
+    stamp, wait = (next(each for each in model.layers if isinstance(each, kind)) for kind in (elastic.Stamp, Wait))
+    assert wait.input[0] is stamp.output
+    assert stamp.input[0]._keras_history.operation.trainable_variables
