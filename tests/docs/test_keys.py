@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfdist_cli.spec.sections import cluster, compose, engines, kubernetes, recipe, role_spec, slurm, ssh
-from tfdist_cli.spec.sections.model import SpecModel
+from tfdist_cli.spec.sections.model import SpecModel, descriptions
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 MARKER = re.compile(r"<!-- keys of (\w+) -->\n(?:\n?(?:\|.*\n)+)?")
@@ -27,7 +27,7 @@ def default_of(field):
 def table(model):
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        meaning = " ".join(descriptions(model).get(name, "").split()).replace("|", "\\|")
         assert meaning, f"{model.__name__}.{name} has no docstring"
         rows.append(f"| `{name}` | {default_of(field)} | {meaning} |")
     return "\n".join(rows) + "\n"

@@ -14,7 +14,7 @@ from tfdist_cli.errors import code_of
 from tfdist_cli.spec.loading.keys import model_at, suggest
 from tfdist_cli.spec.loading.positions import Node, Unusable
 from tfdist_cli.spec.loading.problems import CONFIDENTIAL, KeyPath, Place, Problem, dotted, either
-from tfdist_cli.spec.sections.model import Inconsistent, SpecModel
+from tfdist_cli.spec.sections.model import Inconsistent, SpecModel, descriptions
 from tfdist_cli.spec.sections.role_spec import RoleSpec
 
 Details = Mapping[str, Any]
@@ -183,11 +183,11 @@ def _shown(got: Any) -> str:
 def _purpose(path: KeyPath, model: type[SpecModel]) -> str:
     """The values or the description of a missing key."""
     owner = model_at(model, path[:-1]) or model
-    field = owner.model_fields[str(path[-1])]
-    values = [repr(value) for value in get_args(field.annotation) if isinstance(value, str)]
+    key = str(path[-1])
+    values = [repr(value) for value in get_args(owner.model_fields[key].annotation) if isinstance(value, str)]
     if values:
         return f"expected {either(values)}"
-    description = " ".join(re.split(r"\.(?:\s|$)", field.description or "")[0].split()).replace("`", "")
+    description = " ".join(re.split(r"\.(?:\s|$)", descriptions(owner)[key])[0].split()).replace("`", "")
     return f"expected {description[:1].lower()}{description[1:]}"
 
 
