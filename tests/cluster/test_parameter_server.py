@@ -1,5 +1,7 @@
 """Training on parameter servers: one worker, or several that take turns, equal one process."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -47,3 +49,15 @@ def test_two_workers_that_take_turns_equal_one_process(optimizer, cluster, tmp_p
     worst = differences(np.load(tasks.folder / "out.npz"), np.load(tmp_path / "out.npz"), optimizer)
     assert worst["variables"] < 1e-5
     assert worst["history"] < 1e-5
+
+
+def test_a_step_takes_one_message_each_way_for_each_ps(cluster):
+    tasks = cluster(chief=1, ps=2, worker=1)
+    ended = tasks.start(program("messages.py")).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    totals = {steps: Counter() for steps in "23"}
+    for steps, found in ended["chief:0"].result.items():
+        for pair, count in found.items():
+            totals[steps][" ".join(task.partition(":")[0] for task in pair.split())] += count
+    assert totals["3"] - totals["2"] == {"worker ps": 2, "ps worker": 2}
+    assert set(totals["2"]) == {"worker ps", "ps worker"}

@@ -1,5 +1,6 @@
 """A step on fetched rows equals a step on the complete table; other tables are fetched completely, with a reason."""
 
+import contextlib
 from types import SimpleNamespace
 
 import keras
@@ -616,6 +617,36 @@ def test_several_batches_are_looked_up_together():
         two, all_of_them = (tf.gather(rows, part).numpy() for part in positions)
         np.testing.assert_array_equal(two, batch[:, :2].ravel())
         np.testing.assert_array_equal(all_of_them, batch.ravel())
+
+
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("make", ["three tables", "shared table", "shards"])
+def test_rounds_are_looked_up_at_once_as_one_after_the_other(make, servers):
+    ids: list = [(IDS + n) % ROWS for n in range(5)]
+    if make == "shared table":
+        model = shared()
+    else:
+        with servers(3, shard=ShardRule(min_bytes=60)).scope() if make == "shards" else contextlib.nullcontext():
+            model = three_tables()
+        ids = [tuple((IDS + n) % rows for rows in (ROWS, 5, 7)) for n in range(5)]
+    _, tables = found(model, (ids[0], Y))
+    batches = [tensors(each, Y) for each in ids]
+    rounds = [batches[:2], batches[2:3], batches[3:]]
+    for together, alone in zip(tables.lookups(rounds), map(tables.lookup, rounds), strict=True):
+        for some, others in zip(numbers_of(together), numbers_of(alone), strict=True):
+            np.testing.assert_array_equal(some, others)
+        assert [int(some.count) for some in together.rows] == [int(others.count) for others in alone.rows]
+        for some, others in zip(tf.nest.flatten(together.positions), tf.nest.flatten(alone.positions), strict=True):
+            np.testing.assert_array_equal(some, others)
+
+
+def test_an_invalid_id_of_a_later_round_names_the_table():
+    x = [tuple(np.zeros((1, LENGTH), np.int32) for _ in range(3)) for _ in range(2)]
+    x[1][1][0, 2] = 5
+    y = np.zeros((1, 1), np.float32)
+    _, tables = found(three_tables(), (x[0], y))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)second/embeddings .* has 5\D+0\D+5"):
+        tables.lookups([[tensors(each, y)] for each in x])
 
 
 @pytest.mark.rotates(4)

@@ -152,6 +152,11 @@ class EmbeddingTables:
         """The indices of the tables in the model's parameters."""
         return [table.parameter_index for table in self.tables]
 
+    @property
+    def are_numbered(self) -> bool:
+        """Whether there are tables, and the ids of all are numbers of rows: no table is dynamic."""
+        return bool(self.tables) and len(self._static) == len(self.tables)
+
     def lookup(self, batches: Sequence[Any], *, training: bool = True) -> Lookup:
         """Returns the rows that some batches look up together, one forward pass for each batch.
 
@@ -159,51 +164,74 @@ class EmbeddingTables:
             batches: the batches.
             training: whether the passes are those of train steps or of test steps.
         """
+        [found] = self.lookups([batches], training=training)
+        return found
+
+    def lookups(self, rounds: Sequence[Sequence[Any]], *, training: bool = True) -> list[Lookup]:
+        """Returns the rows that the batches of each of some rounds look up together.
+
+        All ids are processed at once, since the overhead of an operation exceeds its work here. In dynamic tables the
+        rows of a round are not found before those of the round before it.
+
+        Args:
+            rounds: the batches of each round.
+            training: whether the passes are those of train steps or of test steps.
+        """
         if not self.tables:
-            return Lookup([], [[] for _ in batches])
+            return [Lookup([], [[] for _ in batches]) for batches in rounds]
         calls = self._calls[training]
-        ids = [calls.ids(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
-        places: list[list[tuple[int, int]]] = [[] for _ in self.tables]
-        for n in range(len(batches)):
-            for call, table in enumerate(calls.tables):
-                places[table].append((n, call))
-        positions: list[list[Any]] = [[None] * len(calls.tables) for _ in batches]
-        rows: dict[int, list[LookedUpRows]] = {}
+        ids = [[calls.ids(*tf.nest.flatten(batch, expand_composites=True)) for batch in batches] for batches in rounds]
+        positions: list[list[list[Any]]] = [[[None] * len(calls.tables) for _ in batches] for batches in rounds]
+        rows = self._numbered(calls.tables, ids, positions) if self._static else [{} for _ in rounds]
         for table in range(len(self.tables)):
             if table not in self._static:
-                rows |= self._found(table, places[table], ids, positions, create=training)
-        if self._static:
-            rows |= self._numbered(places, ids, positions)
-        return Lookup([each for table in range(len(self.tables)) for each in rows[table]], positions)
+                for found, own, places in zip(rows, ids, positions, strict=True):
+                    found[table] = self._found(table, calls.tables, own, places, create=training)
+        return [
+            Lookup([each for table in range(len(self.tables)) for each in found[table]], own)
+            for found, own in zip(rows, positions, strict=True)
+        ]
 
     def _found(
-        self, table: int, places: list[tuple[int, int]], ids: list[list[tf.Tensor]], positions: Any, *, create: bool
-    ) -> dict[int, list[LookedUpRows]]:
+        self, table: int, calls: list[int], ids: list[list[tf.Tensor]], positions: Any, *, create: bool
+    ) -> list[LookedUpRows]:
         """Returns the rows of a dynamic table; in training, its index creates them. Sets `positions`."""
+        places = [(n, call) for n in range(len(ids)) for call, owner in enumerate(calls) if owner == table]
         if not places:
-            return {table: [LookedUpRows.on_worker(tf.zeros([0], tf.int32)) for _ in self._shards[table]]}
+            return [LookedUpRows.on_worker(tf.zeros([0], tf.int32)) for _ in self._shards[table]]
         joined, sizes = _joined([ids[n][call] for n, call in places])
         found = row_index_of(self.tables[table].variable).fetch(joined, create=create)
         for (n, call), part in zip(places, _split(found.positions, sizes), strict=True):
             positions[n][call] = part
-        return {table: [LookedUpRows(*each, on_ps=True) for each in zip(found.rows, found.counts, strict=True)]}
+        return [LookedUpRows(*each, on_ps=True) for each in zip(found.rows, found.counts, strict=True)]
 
     def _numbered(
-        self, places: list[list[tuple[int, int]]], ids: list[list[tf.Tensor]], positions: Any
-    ) -> dict[int, list[LookedUpRows]]:
-        """Returns the rows of the tables whose ids are numbers of rows. Sets `positions`."""
-        # Sorted by table. All ids are processed at once, since the overhead of an operation exceeds its work here.
-        order = [(number, *place) for number, table in enumerate(self._static) for place in places[table]]
+        self, calls: list[int], ids: list[list[list[tf.Tensor]]], positions: Any
+    ) -> list[dict[int, list[LookedUpRows]]]:
+        """Returns for each round the rows of the tables whose ids are numbers of rows. Sets `positions`."""
+        # Sorted by round and table: a table has other rows in each round, as if it were several tables.
+        order = [
+            (number + len(self._static) * r, r, n, call)
+            for r, own in enumerate(ids)
+            for number, table in enumerate(self._static)
+            for n in range(len(own))
+            for call, owner in enumerate(calls)
+            if owner == table
+        ]
         if not order:
             none = LookedUpRows.on_worker(tf.zeros([0], tf.int32))
-            return {table: [none for _ in self._shards[table]] for table in self._static}
-        joined, sizes = _joined([ids[n][call] for _, n, call in order])
-        owners = _repeated([number for number, _, _ in order], sizes) if len(self._static) > 1 else tf.constant(0)
-        numbers, where = self._unique(self._checked(joined, owners), owners)
-        for (_, n, call), part in zip(order, _split(where, sizes), strict=True):
-            positions[n][call] = part
+            return [{table: [none for _ in self._shards[table]] for table in self._static} for _ in ids]
+        joined, sizes = _joined([ids[r][n][call] for _, r, n, call in order])
+        tables = len(self._static) * len(ids)
+        owners = _repeated([number for number, *_ in order], sizes) if tables > 1 else tf.constant(0)
+        numbers, where = self._unique(self._checked(joined, owners), owners, len(ids))
+        for (_, r, n, call), part in zip(order, _split(where, sizes), strict=True):
+            positions[r][n][call] = part
         each = iter(numbers)
-        return {table: [LookedUpRows.on_worker(next(each)) for _ in self._shards[table]] for table in self._static}
+        return [
+            {table: [LookedUpRows.on_worker(next(each)) for _ in self._shards[table]] for table in self._static}
+            for _ in ids
+        ]
 
     def lookup_of_evaluation(self) -> Lookup:
         """Returns what all test steps look up: all rows of the tables that they read completely."""
@@ -245,9 +273,10 @@ class EmbeddingTables:
 
         Args:
             ids: ids of some tables.
-            owners: for each id, the index of its table in `_static`.
+            owners: for each id, the index of its table in `_static`, which repeats in each round.
         """
         tables = [self.tables[table] for table in self._static]
+        owners %= len(tables)
         limits = tf.gather(tf.constant([table.rows for table in tables]), owners)
         ids = tf.where(ids < 0, ids + limits, ids)
         wrong = tf.reduce_max(tf.where((ids >= 0) & (ids < limits), -1, owners))  # a table with an invalid id, or -1
@@ -261,9 +290,9 @@ class EmbeddingTables:
         with tf.control_dependencies([tf.raw_ops.Assert(condition=wrong < 0, data=[message, smallest, largest])]):
             return tf.identity(ids)
 
-    def _unique(self, ids: tf.Tensor, owners: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
+    def _unique(self, ids: tf.Tensor, owners: tf.Tensor, rounds: int = 1) -> tuple[Tensors, tf.Tensor]:
         """Returns the distinct rows of each shard, and the position of each id in the rows of its table."""
-        shards = [self._shards[table] for table in self._static]
+        shards = [self._shards[table] for table in self._static] * rounds
         sizes = [rows for own in shards for rows in own]
         if len(sizes) == 1:
             rows, where = tf.unique(ids)

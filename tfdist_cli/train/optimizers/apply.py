@@ -28,6 +28,7 @@ from tfdist_cli.train.optimizers.registry import (
     why_no_kernel,
 )
 from tfdist_cli.train.optimizers.terms import SQUARES, SummedTerms, Terms
+from tfdist_cli.train.optimizers.update_numbers import SentNumbers, UpdateCounts, UpdateNumbers, counted
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.tf_compat.variables import Read
@@ -44,6 +45,7 @@ def apply(
     parameters: Sequence[keras.Variable],
     rate_scaling: RateScaling | None = None,
     by_rows: Sequence[keras.Variable] | None = None,
+    counts: UpdateCounts | None = None,
 ) -> tf.Tensor:
     """Updates parameters on the devices that store them.
 
@@ -56,6 +58,8 @@ def apply(
         rate_scaling: scales the optimizer's learning rate.
         by_rows: given if a row may occur several times in a sparse gradient, which is then applied as Keras does: the
             parameters of which an update changes only such rows, see `changed_by_rows`. None: each row occurs once.
+        counts: given if each device counts its own updates; None sends the number of the update to all devices. It is
+            not used by optimizers that consist of others, nor for Keras's own operations.
 
     Returns:
         The number of updates before this one, int64, shape (); also for a skipped update. Without parameters there is
@@ -78,30 +82,20 @@ def apply(
     sparse = any(isinstance(part, tf.IndexedSlices) for each in gradients for part in each or ())
     by_keras = _why_by_keras(optimizer, parameters) or (sparse and by_rows is not None)
     update = None if by_keras else fused_update_of(optimizer)
-    awaited = _awaited(compat.iterations(optimizer).value, gradients, parameters)
-    iterations, learning_rate = _counted(optimizer, awaited[: None if update is None else 1], rate_scaling)
+    counter = compat.iterations(optimizer).value
+    awaited = _awaited(counter.device, gradients, parameters)
+    learning_rate, iterations = counted(optimizer, counter, awaited[: None if update is None else 1], rate_scaling)
     if update is None:
         _apply_by_keras(optimizer, gradients, parameters, iterations, learning_rate, by_rows or ())
     else:
         stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
-        apply_fused(update, gradients, stored, iterations, learning_rate)
+        numbers: UpdateNumbers = SentNumbers(learning_rate, iterations)
+        if counts is not None:
+            numbers = counts.numbers(
+                learning_rate, iterations, rate_scaling, lambda device: _awaited(device, gradients, parameters)[:1]
+            )
+        apply_fused(update, gradients, stored, numbers)
     return iterations
-
-
-def _counted(
-    optimizer: Any, awaited: Sequence[tf.Tensor], rate_scaling: RateScaling | None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Counts an update; returns the number of updates before it, and its learning rate.
-
-    Both are computed on the device of the counter. From there, each ps gets them in one message.
-    """
-    counter = compat.iterations(optimizer).value
-    with tf.device(counter.device):
-        with tf.control_dependencies(awaited):
-            iterations = counter.assign_add(1, read_value=True) - 1
-        learning_rate = learning_rate_at(compat.learning_rate(optimizer), iterations, rate_scaling)
-        with tf.control_dependencies([iterations]):  # Keras's code may use the learning rate alone
-            return iterations, tf.identity(learning_rate)
 
 
 def _apply_each(
@@ -116,7 +110,7 @@ def _apply_each(
         own = [gradients[index] for index in indices], [parameters[index] for index in indices]
         apply(inner, *own, rate_scaling, by_rows)
     counter = compat.iterations(optimizer).value
-    with tf.device(counter.device), tf.control_dependencies(_awaited(counter, gradients, parameters)[:1]):
+    with tf.device(counter.device), tf.control_dependencies(_awaited(counter.device, gradients, parameters)[:1]):
         return counter.assign_add(1, read_value=True) - 1
 
 
@@ -130,15 +124,15 @@ def _parameters_by_optimizer(optimizer: Any, parameters: Sequence[keras.Variable
     return [(inner, indices) for inner, indices in zip(optimizer.optimizers, each, strict=True) if indices]
 
 
-def _awaited(counter: Any, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
+def _awaited(device: str, gradients: Sequence[Gradient | None], parameters: Sequence[keras.Variable]) -> list[Any]:
     """Returns the gradients by which an update waits before it is counted.
 
     Without this, a function of several steps would count all of them at its start. The first tensor of the result is
-    enough for that; it is on the counter's own device if any gradient is. But Keras's code may apply weight decay as
+    enough for that; it is on the counter's device if any gradient is. But Keras's code may apply weight decay as
     soon as the learning rate is known, while a worker still reads the parameter: there, all of them are awaited.
     """
     found = [
-        (shard.device != counter.device, _values(part))
+        (shard.device != device, _values(part))
         for variable, gradient in zip(parameters, gradients, strict=True)
         for shard, part in zip(parts(variable), gradient or [], strict=bool(gradient))
     ]
@@ -255,21 +249,6 @@ def _why_by_keras(optimizer: Any, parameters: Sequence[keras.Variable]) -> str |
     return None
 
 
-def learning_rate_at(own: Any, iterations: tf.Tensor, rate_scaling: RateScaling | None) -> tf.Tensor:
-    """Returns the learning rate of an update, read once and not once per parameter.
-
-    Args:
-        own: the optimizer's learning rate: a variable, a schedule or a function.
-        iterations: the number of updates before this one, int64, shape ().
-        rate_scaling: scales the learning rate; None leaves it.
-    """
-    if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
-        learning_rate = tf.convert_to_tensor(own(iterations))
-    else:
-        learning_rate = tf.convert_to_tensor(own.value if isinstance(own, keras.Variable) else own())
-    return learning_rate if rate_scaling is None else rate_scaling.at(learning_rate, iterations)
-
-
 @dataclass(frozen=True)
 class StoredParameter:
     """A parameter with the TensorFlow variables that store it and its slots.
@@ -294,8 +273,7 @@ def apply_fused(
     update: FusedUpdate,
     gradients: Sequence[Gradient | None],
     parameters: Sequence[StoredParameter],
-    iterations: tf.Tensor,
-    learning_rate: tf.Tensor,
+    numbers: UpdateNumbers,
 ) -> None:
     """Applies a fused update to parameters, each shard on its own device.
 
@@ -303,8 +281,7 @@ def apply_fused(
         update: the optimizer's fused update.
         gradients: one per parameter, each as a list by shard; None for a parameter without a gradient.
         parameters: the parameters.
-        iterations: the number of updates before this one, int64, shape ().
-        learning_rate: the learning rate, shape ().
+        numbers: the learning rate and the number of the update.
     """
     optimizer = update.optimizer
     present = [(stored, gradient) for stored, gradient in zip(parameters, gradients, strict=True) if gradient]
@@ -312,12 +289,11 @@ def apply_fused(
         by = optimizer.loss_scale_factor
         present = [(stored, _divided(stored.shards, gradient, by)) for stored, gradient in present]
     locked: dict[str, list[tuple[Any, Callable[[], Any]]]] = {}
-    scalars = _Scalars(learning_rate, iterations)
     for stored, gradient in _clipped(optimizer, present):
         decaying = decays(optimizer, stored.variable)
         for index, (shard, part) in enumerate(zip(stored.shards, gradient, strict=True)):
             slots = [slot[index] for slot in stored.slots]
-            learning_rate, iterations = scalars.on(shard.device)
+            learning_rate, iterations = numbers.on(shard.device)
             with tf.device(shard.device):
                 rate = tf.cast(learning_rate, shard.dtype)
                 values, terms = tf.cast(_values(part), shard.dtype), _terms(update, part)
@@ -337,30 +313,6 @@ def apply_fused(
                         locked.setdefault(shard.device, []).append(([values, terms, *before], run))
     for device, updates in locked.items():
         row_lock(device, [tensor for own, _ in updates for tensor in own], [run for _, run in updates])
-
-
-class _Scalars:
-    """The learning rate and the count of updates, which each other device gets as one tensor.
-
-    Args:
-        learning_rate: the learning rate, shape ().
-        iterations: the number of updates before this one, int64, shape ().
-    """
-
-    def __init__(self, learning_rate: tf.Tensor, iterations: tf.Tensor) -> None:
-        self._dtype = learning_rate.dtype
-        with tf.device(iterations.device):
-            # float64 represents every float32 and every count below 2**53.
-            self._both = tf.stack([tf.cast(learning_rate, tf.float64), tf.cast(iterations, tf.float64)])
-        self._by_device = {iterations.device: (learning_rate, iterations)}
-
-    def on(self, device: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns both on a device: the learning rate in its own type, the count as int64."""
-        if device not in self._by_device:
-            with tf.device(device):
-                learning_rate, iterations = tf.unstack(tf.identity(self._both))
-                self._by_device[device] = tf.cast(learning_rate, self._dtype), tf.cast(iterations, tf.int64)
-        return self._by_device[device]
 
 
 def _clipped(optimizer: Any, present: list[tuple[StoredParameter, Gradient]]) -> list[tuple[StoredParameter, Gradient]]:

@@ -97,6 +97,18 @@ class PlacementRules:
         return [round(each) for each in stored]
 
 
+def created_beside(variable: Any, initial: Any, dtype: tf.DType) -> tf.Variable:
+    """Creates a variable on the ps of another one. A strategy would place it on any ps, whatever the current device.
+
+    Args:
+        variable: the other one.
+        initial: its first value.
+        dtype: its type.
+    """
+    with tf.init_scope(), tf.distribute.get_strategy().extended.colocate_vars_with(variable):
+        return tf.Variable(initial, trainable=False, dtype=dtype)
+
+
 DEFAULT_PLACEMENT = PlacementRules()
 """The rules of a recipe without `placement` and `shard`."""
 

@@ -188,6 +188,25 @@ def test_of_tables_the_rows_arrive_in_the_order_of_their_numbers(model):
             np.testing.assert_array_equal(values[index], np.asarray(model[index].numpy())[rows])
 
 
+def test_numbers_that_are_sent_ahead_bring_the_same_rows(model, monkeypatch):
+    transport, received = Transport(model, TABLES), []
+    lookups = [lookup(worker, model) for worker in range(3)]
+    row_numbers = Transport._row_numbers
+
+    def counted(*args):
+        received.append(args)
+        return row_numbers(*args)
+
+    monkeypatch.setattr(Transport, "_row_numbers", counted)
+    sent_ahead = transport.sent_ahead(lookups)
+    assert len(received) == sum(bool(bucket.tables) for bucket in transport.buckets)
+    for given, alone in zip(sent_ahead, lookups, strict=True):
+        some, others = transport.pull(given), transport.pull(alone)
+        for group, others_group in zip((some.values, some.rows), (others.values, others.rows), strict=True):
+            for one, other in zip(tf.nest.flatten(group), tf.nest.flatten(others_group), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.rotates(5)
 @pytest.mark.parametrize("workers", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_the_mean_of_gradients_arrives_where_each_row_is(model, workers):
@@ -419,6 +438,10 @@ def test_the_reported_bytes_are_those_that_cross(monkeypatch, dtype, tables):
     reported = {name: int(value) for name, value in transport.sizes(lookup).items()}
     pulled, pushed = crossed
     assert reported == {"pulled": size(pulled), "pushed": size(pushed) + size(numbers)}
+    numbers.clear()
+    transport.sent_ahead([lookup] * 3)
+    ahead = {name: int(value) for name, value in transport.sizes(lookup, ahead=True).items()}
+    assert 3 * (ahead["pushed"] - size(pushed)) == size(numbers)
 
 
 def test_rows_of_an_unknown_shape_are_unpacked():

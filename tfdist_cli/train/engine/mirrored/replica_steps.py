@@ -22,7 +22,6 @@ from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
     leaf_optimizers,
-    learning_rate_at,
     mark_changes,
     substituted,
     takes_sums_of_terms,
@@ -30,6 +29,7 @@ from tfdist_cli.train.optimizers.apply import (
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import fused
 from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
+from tfdist_cli.train.optimizers.update_numbers import learning_rate_at
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import merges_at_once
 from tfdist_cli.train.tf_compat.functions import copied

@@ -26,6 +26,7 @@ from tfdist_cli.train.optimizers.apply import apply
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.optimizers.terms import Terms, split_gradient
+from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.coordinator import concrete_on, failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign, parts
 
@@ -75,16 +76,17 @@ class ParameterServerContext:
         """What changes with the number of workers: arguments of functions that are the same for any number."""
         return [*self.seeds.counts, self.batches_per_update]
 
-    def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
+    def apply(self, gradients: list[Gradient], present: list[bool], counts: UpdateCounts | None = None) -> tf.Tensor:
         """Updates the parameters; returns how many updates were applied before this one.
 
         Args:
             gradients: one per parameter, by shards.
             present: which parameters the loss depends on.
+            counts: given if each ps counts its own updates.
         """
         given = [gradient if depends else None for gradient, depends in zip(gradients, present, strict=True)]
         with nullcontext() if self.rules.optimized else kernels_disabled():
-            return apply(self.step.optimizer, given, self.step.parameters, self.rate)
+            return apply(self.step.optimizer, given, self.step.parameters, self.rate, counts=counts)
 
     def apply_within(self, optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]) -> tf.Tensor:
         """Makes an update of a worker's step; returns how many updates the optimizer has made before this one.

@@ -29,7 +29,6 @@ from tfdist_cli.train.optimizers.apply import (
     StoredParameter,
     apply_fused,
     innermost,
-    learning_rate_at,
     substituted,
     why_not_fused,
 )
@@ -37,6 +36,7 @@ from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import Slot, fused_update_of, row_lock, why_no_kernel
 from tfdist_cli.train.optimizers.row_sums import row_sums
 from tfdist_cli.train.optimizers.terms import SummedTerms, Terms, split_gradient
+from tfdist_cli.train.optimizers.update_numbers import SentNumbers, learning_rate_at
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read, local_variable
 from tfdist_cli.train.variables.changed_rows import marked
@@ -157,7 +157,7 @@ class LocalSteps:
                 pieces = [self._gradient(copy, parameter, gradient) for parameter, gradient in enumerate(given)]
             with substituted(self._optimizer, read):
                 rate = learning_rate_at(learning_rate(self._optimizer), updates + number, self._rate)
-            apply_fused(self._fused, pieces, copy.variables, updates + number, rate)
+            apply_fused(self._fused, pieces, copy.variables, SentNumbers(rate, updates + number))
 
     def send(self, copy: WorkerCopy) -> tuple[Tensors, Callable[[], None]]:
         """Sends the changes of a copy to the ps.

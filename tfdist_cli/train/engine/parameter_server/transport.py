@@ -213,7 +213,8 @@ class Transport:
             rows.append(numbers)
             sent.append(packed)
             with self.device_scope():
-                unpacked = _unpacked(tf.cast(on_wire, bucket.dtype), counts, bucket.tables, whole)
+                received = tf.identity(on_wire)  # the worker's: gradients ask for the shape where a tensor is made
+                unpacked = _unpacked(tf.cast(received, bucket.dtype), counts, bucket.tables, whole)
             for shard, part in zip(bucket.tables + whole, unpacked, strict=True):
                 arrived[shard.key] = part
         values = []
@@ -225,6 +226,28 @@ class Transport:
             with self.device_scope():
                 values.append(own[0] if len(own) == 1 else tf.concat(own, axis=0))
         return Pulled(values, rows, size, sent)
+
+    def sent_ahead(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        """Sends the numbers of the rows of several pulls to the ps: one request in place of one for each of them.
+
+        Args:
+            lookups: the rows of each pull.
+        """
+        local = [self._by_shard(lookup) for lookup in lookups]
+        for bucket in self.buckets:
+            places = [(own, shard.key) for own in local for shard in bucket.tables if not own[shard.key].on_ps]
+            if not places:
+                continue
+            counts = [own[key].count for own, key in places]
+            on_wire = _packed([*(own[key].numbers for own, key in places), tf.stack(counts)])
+            with tf.device(bucket.device):
+                arrived = self._row_numbers(on_wire, counts)
+            for (own, key), numbers, count in zip(places, arrived, counts, strict=True):
+                own[key] = LookedUpRows(numbers, count, on_ps=True)
+        keys = list(local[0])
+        return [
+            Lookup([own[key] for key in keys], lookup.positions) for own, lookup in zip(local, lookups, strict=True)
+        ]
 
     def piggyback_bucket(self, device: str) -> int | None:
         """The index of a bucket on a ps with which numbers can cross; None if no bucket has several variables."""
@@ -320,11 +343,12 @@ class Transport:
             found = kind.of(dense(gradient, value))
         return kind.root(found) if self._wire_dtype else found
 
-    def sizes(self, lookup: Lookup) -> dict[str, tf.Tensor]:
+    def sizes(self, lookup: Lookup, *, ahead: bool = False) -> dict[str, tf.Tensor]:
         """Bytes that a pull brings to a worker, `pulled`, and that it and a push send to the ps, `pushed`.
 
         Args:
             lookup: the looked-up rows of tables.
+            ahead: whether their numbers are sent together with those of other pulls, see `sent_ahead`.
         """
         values, numbers = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
         terms = tf.constant(0, tf.int64)
@@ -338,7 +362,7 @@ class Transport:
         for bucket in self.buckets:
             values += sum(shard.size for shard in bucket.dense) * self._width(bucket.dtype)
             terms += sum(shard.size for shard in bucket.with_terms(bucket.dense)) * self._width(bucket.dtype)
-            if len(bucket.tables) > 1:
+            if ahead or len(bucket.tables) > 1:
                 numbers += len(bucket.tables) * tf.int32.size  # how many rows each table shard has
         return {"pulled": values, "pushed": values + terms + numbers}
 

@@ -27,10 +27,17 @@ from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
-from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.optimizers.apply import innermost, substituted
 from tfdist_cli.train.optimizers.terms import joined
+from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import after
-from tfdist_cli.train.tf_compat.keras_optimizer import iterations
+from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, iterations, learning_rate
+from tfdist_cli.train.tf_compat.variables import Read
+from tfdist_cli.train.variables.placement import created_beside
+from tfdist_cli.train.variables.sharding import Gradient
+
+_ROUNDS_LOOKED_UP_TOGETHER = 5
+"""The first of them waits until the batches of all have been read."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,10 @@ class WorkerExecutions:
         self._updates = context.rules.updates
         self._local_steps = self._new_local_steps() if self._updates.local_steps > 1 else None
         self._counter = iterations(innermost(context.step.optimizer)).value
-        with tf.init_scope(), tf.device(self._counter.device):
-            self._stopped = tf.Variable(False, trainable=False)
+        self._stopped = created_beside(self._counter, False, tf.bool)
         self._is_stopped = False
+        stored = (shard.variable for shards in context.transport.shards for shard in shards)
+        self._counts = UpdateCounts(innermost(context.step.optimizer), stored)
         self.unrolled = cache(self._unrolled_function)
         self.loop = self._loop_function()
 
@@ -88,8 +96,9 @@ class WorkerExecutions:
             self._is_stopped = True
             self._stopped.assign(True)
 
-    def allow(self) -> None:
-        """Lets loops take steps."""
+    def begin(self) -> None:
+        """Lets loops take steps, and each ps count updates from the optimizer's count on. None may be in flight."""
+        self._counts.begin()
         if self._is_stopped:
             self._stopped.assign(False)
             self._is_stopped = False
@@ -122,16 +131,17 @@ class WorkerExecutions:
         def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
             begun = time_of()
             start = self._start()
-            trace = _ExecutionTrace(self._context, iterator, first, start)
+            trace = _ExecutionTrace(self._context, iterator, first, start, self._counts)
             staleness: Tensors = []
-            current = trace.fetch(rounds[0])
-            for following in [*rounds[1:], 0]:
-                number, made, prefetched = self._update(trace, current, following)
+            trace.read(rounds)
+            current = trace.fetch()
+            for left in reversed(range(len(rounds))):
+                number, made, prefetched = self._update(trace, current, more=left > 0)
                 with trace.on_counter_device():
                     staleness.append(number - current.updates)
                     trace.updates = number + made
-                if following:
-                    current = prefetched or trace.fetch(following)
+                if left:
+                    current = prefetched or trace.fetch()
             if self._context.assigned:
                 merge_state(self._context, start["state"], trace.state, count)
             with trace.on_counter_device():
@@ -153,8 +163,9 @@ class WorkerExecutions:
 
             def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: _Carried) -> list[Any]:
                 trace = _ExecutionTrace(context, iterator, first + taken, carried)
-                current = trace.fetch(every)
-                number, _, _ = self._update(trace, current, 0)
+                trace.read([every])
+                current = trace.fetch()
+                number, _, _ = self._update(trace, current, more=False)
                 with trace.on_counter_device():
                     behind = number - current.updates
                 index = tf.cast(taken // every, tf.int32)
@@ -210,13 +221,13 @@ class WorkerExecutions:
         counted = [head, metrics, *carried["phases"], losses, staleness]
         return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
 
-    def _update(self, trace: _ExecutionTrace, current: _Round, following: int) -> tuple[tf.Tensor, int, _Round | None]:
+    def _update(self, trace: _ExecutionTrace, current: _Round, *, more: bool) -> tuple[tf.Tensor, int, _Round | None]:
         """Makes one update of the ps with the gradients of a round.
 
         Args:
             trace: the execution's.
             current: the round.
-            following: batches of the next round; 0 if there is none.
+            more: whether another round follows.
 
         Returns:
             The number of updates applied before; the number made; and the next round, if it is prefetched.
@@ -227,13 +238,14 @@ class WorkerExecutions:
         if context.step.updates_within:
             return self._update_within(trace, current)
         gradients = trace.compute(current)
-        prefetched = trace.fetch(following) if updates.prefetch and following else None
+        prefetched = trace.fetch() if updates.prefetch and more else None
         pushed = context.transport.push(gradients, current.pulled)
         trace.timer.end("push", pushed.packed)
         if updates.delay_compensation:
             pushed = context.transport.compensated(pushed, current.pulled, updates.delay_compensation)
         with trace.timer.during("update"):
-            number = context.apply(context.transport.gradients([pushed]), [each is not None for each in gradients])
+            present = [each is not None for each in gradients]
+            number = trace.apply(context.transport.gradients([pushed]), present)
         return number, 1, prefetched
 
     def _update_within(self, trace: _ExecutionTrace, current: _Round) -> tuple[tf.Tensor, int, None]:
@@ -285,12 +297,14 @@ class _Round:
     Args:
         batches: those of one round, see `Updates.steps_per_round`.
         lookup: the rows of tables that they look up.
+        ahead: whether their numbers were sent to the ps with those of other rounds.
         pulled: the parameters.
         updates: how many updates had been applied to these.
     """
 
     batches: list[Any]
     lookup: Lookup
+    ahead: bool
     pulled: Pulled
     updates: tf.Tensor
 
@@ -307,9 +321,18 @@ class _ExecutionTrace:
         iterator: the worker's data.
         first: the number of the first step.
         start: what the steps before have left.
+        counts: given if each ps counts its own updates, and the learning rate is read once for all steps; otherwise
+            both cross in each update.
     """
 
-    def __init__(self, context: ParameterServerContext, iterator: Any, first: tf.Tensor, start: _Carried) -> None:
+    def __init__(
+        self,
+        context: ParameterServerContext,
+        iterator: Any,
+        first: tf.Tensor,
+        start: _Carried,
+        counts: UpdateCounts | None = None,
+    ) -> None:
         self._context = context
         self._iterator = iterator
         self._first = first
@@ -321,6 +344,13 @@ class _ExecutionTrace:
         self.state, self.metrics, self.examples = start["state"], start["metrics"], start["examples"]
         self.logs = start["logs"]
         self.losses: Tensors = []
+        self._counts = counts
+        own = learning_rate(innermost(context.step.optimizer))
+        self._rate: dict[str, Read] = {}
+        if counts is not None and isinstance(own, keras.Variable):
+            with tf.device(own.value.device):
+                self._rate = {LEARNING_RATE: Read(tf.identity(own.value))}
+        self._rounds: Iterator[tuple[list[Any], Lookup, Lookup]] = iter(())
 
     def carried(self) -> _Carried:
         """What the next steps receive."""
@@ -337,11 +367,33 @@ class _ExecutionTrace:
         """Operations run on the ps that counts updates: the count need not cross the network for each of them."""
         return tf.device(self.counter.device)
 
-    def fetch(self, count: int) -> _Round:
+    def read(self, rounds: list[int]) -> None:
+        """Prepares `fetch` for some rounds: what several of them look up is computed, and sent to the ps, at once.
+
+        Args:
+            rounds: the batches of each round.
+        """
+        self._rounds = self._read(rounds)
+
+    def _read(self, rounds: list[int]) -> Iterator[tuple[list[Any], Lookup, Lookup]]:
+        """Yields the batches of each round, what they look up, and the same as it is on the ps."""
+        tables = self._context.tables
+        together = _ROUNDS_LOOKED_UP_TOGETHER if tables.are_numbered else 1
+        for begin in range(0, len(rounds), together):
+            batches = [[next_batch(self._iterator) for _ in range(count)] for count in rounds[begin : begin + together]]
+            lookups = tables.lookups(batches)
+            sent = self._context.transport.sent_ahead(lookups) if len(lookups) > 1 else lookups
+            yield from zip(batches, lookups, sent, strict=True)
+
+    def fetch(self) -> _Round:
         """Reads the next batches, and the current parameters."""
-        batches = [next_batch(self._iterator) for _ in range(count)]
-        lookup = self._context.tables.lookup(batches)
-        return _Round(batches, lookup, self._context.transport.pull(lookup), self.updates)
+        batches, lookup, sent = next(self._rounds)
+        return _Round(batches, lookup, sent is not lookup, self._context.transport.pull(sent), self.updates)
+
+    def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
+        """See `ParameterServerContext.apply`."""
+        with substituted(innermost(self._context.step.optimizer), self._rate):
+            return self._context.apply(gradients, present, self._counts)
 
     def arrived(self, current: _Round, *more: Any) -> None:
         """Measures when the batches of a round, its parameters and other tensors have arrived."""
@@ -374,7 +426,7 @@ class _ExecutionTrace:
         gradients = list(self.gradients(current, lambda: current.pulled.values))
         mean = gradients[0] if len(gradients) == 1 else self._mean(gradients, current.pulled.values)
         self.timer.end("compute", mean)
-        self.timer.add_bytes(lambda: self._context.transport.sizes(current.lookup))
+        self.timer.add_bytes(lambda: self._context.transport.sizes(current.lookup, ahead=current.ahead))
         return mean
 
     def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:

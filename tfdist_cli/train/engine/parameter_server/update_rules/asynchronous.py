@@ -104,7 +104,7 @@ class AsynchronousUpdates:
         lanes = self._lanes(iterators, steps)
         schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over)
         used, pauses, gives_up = schedule.next_number, False, partial(self._gives_up, pause)
-        self._executions.allow()
+        self._executions.begin()
         while True:
             pauses = pauses or pause.wanted() or pause.agreed()
             if pauses:
