@@ -123,6 +123,12 @@ def test_a_gain_within_the_spread_of_the_base_is_none(tried):
     assert "10%" in line
 
 
+def test_a_gain_within_the_spread_of_its_own_runs_is_none():
+    scattered = advice(trial(WIRE, 120.0, 100.0, 190.0))
+    assert next(scattered.lines()).startswith("No change helps")
+    assert scattered.as_json()["candidates"][0]["helps"] is False
+
+
 def test_a_cluster_that_is_slower_than_one_process():
     assert advice(alone=(200.0, 250.0, 210.0)).warning().split()[3] == "2.1"
     assert advice(alone=(100.0, 108.0, 109.0)).warning() is None

@@ -41,7 +41,7 @@ class Advice:
 
     @property
     def noise(self) -> float:
-        """How much repeated runs of the same settings differ, relative to their median. A smaller gain is no gain."""
+        """How much runs of the settings as they are differ, relative to their median. A smaller gain is no gain."""
         return _relative_range(self.base.examples)
 
     @property
@@ -49,18 +49,22 @@ class Advice:
         """How many times as fast one process is, if it is faster than the cluster."""
         if self.alone is None:
             return None
-        ratio = self.alone.examples.median / self.base.examples.median
-        return ratio if ratio - 1 > max(self.noise, _relative_range(self.alone.examples)) else None
+        return self.gain(self.alone) + 1 if self._helps(self.alone) else None
 
     def gain(self, row: Row) -> float:
         """The gain of other settings, 0.5 for one and a half times as many examples a second."""
         return row.examples.median / self.base.examples.median - 1
 
+    def _helps(self, row: Row) -> bool:
+        """Whether the gain of other settings exceeds what their own runs, and those of the base, differ by."""
+        return self.gain(row) > max(self.noise, _relative_range(row.examples))
+
     @property
     def helpful(self) -> list[tuple[Candidate, float]]:
         """The candidates that help, and their gains, the largest first."""
-        gains = [(each.candidate, self.gain(each.row)) for each in self._measured if each.candidate]
-        return sorted([each for each in gains if each[1] > self.noise], key=lambda each: -each[1])
+        helping = [each for each in self._measured if self._helps(each.row)]
+        gains = [(each.candidate, self.gain(each.row)) for each in helping if each.candidate]
+        return sorted(gains, key=lambda each: -each[1])
 
     def warning(self) -> str | None:
         """Warns of a cluster that is slower than one process."""
@@ -75,7 +79,10 @@ class Advice:
         """Yields the advice: the changes that help, the largest gain first, each with the lines to write."""
         helpful = self.helpful
         if not helpful:
-            yield f"No change helps: none gains more than {self.noise:.0%}, by which runs of the same settings differ."
+            yield (
+                f"No change helps: none gains more than {self.noise:.0%}, by which runs of the settings as they are "
+                "differ, and than its own runs differ."
+            )
         for number, (candidate, gain) in enumerate(helpful, 1):
             yield f"{number}. {gain:+.0%} with, in {self._file(candidate)}:"
             yield f"     {candidate.yaml}"
@@ -95,8 +102,8 @@ class Advice:
         """Yields notes on how to read the table."""
         yield (
             f"Median (min to max) of {len(self.base.rates)} runs of {self.steps} steps of each worker. A gain counts "
-            f"if it exceeds {self.noise:.0%}, by which runs of the same settings differ. Other processes used up to "
-            f"{self.others:.0%} of the machine during a run."
+            f"if it exceeds {self.noise:.0%}, by which runs of the settings as they are differ, and by which its own "
+            f"runs differ. Other processes used up to {self.others:.0%} of the machine during a run."
         )
         for each in self.tried:
             if each.error:
@@ -132,7 +139,7 @@ class Advice:
             "effect": candidate.effect,
             "examples_per_second": None if trial.error else _row_as_json(trial.row),
             "gain": None if gain is None else round(gain, 4),
-            "helps": gain is not None and gain > self.noise,
+            "helps": not trial.error and self._helps(trial.row),
             "error": trial.error or None,
         }
 
