@@ -23,8 +23,9 @@ class Stamp(keras.layers.Layer):
 
     def call(self, inputs: tuple[Any, Any]) -> Any:
         x, worker = inputs
-        line = tf.strings.join([tf.strings.as_string(worker[0]), tf.strings.as_string(tf.timestamp(), 6)], " ")
-        written = tf.print(line, output_stream=f"file://{self.file}")
+        with tf.control_dependencies([x]):  # those of an execution's steps would all be written when it begins
+            line = tf.strings.join([tf.strings.as_string(worker[0]), tf.strings.as_string(tf.timestamp(), 6)], " ")
+            written = tf.print(line, output_stream=f"file://{self.file}")
         with tf.control_dependencies([] if written is None else [written]):
             return tf.identity(x)
 

@@ -3,6 +3,7 @@
 from datetime import datetime, timezone
 
 import pytest
+import tensorflow as tf
 
 from benchmarks.cluster import RunFailed
 from benchmarks.elastic import resize_of
@@ -54,3 +55,11 @@ def test_steps_are_stamped_and_wait_once_their_parameters_are_there(tmp_path):
     stamp, wait = (next(each for each in model.layers if isinstance(each, kind)) for kind in (elastic.Stamp, Wait))
     assert wait.input[0] is stamp.output
     assert stamp.input[0]._keras_history.operation.trainable_variables
+
+
+def test_a_step_is_stamped_when_its_values_are_computed(tmp_path):
+    stamp = elastic.Stamp(str(tmp_path / "stamps"))
+    specs = tf.TensorSpec((2, 3)), tf.TensorSpec((2,), tf.int32)
+    graph = tf.function(lambda x, worker: stamp((x, worker))).get_concrete_function(*specs).graph
+    [clock] = [operation for operation in graph.get_operations() if operation.type == "Timestamp"]
+    assert graph.inputs[0].op in clock.control_inputs
