@@ -61,8 +61,10 @@ def dataset(params: dict[str, Any], _split: str, shard: Any) -> tf.data.Dataset:
     inputs = tf.random.stateless_normal((16 * params["batch"], WIDTH), (0, shard.index))
     waits = params["wait"]
     wait = waits[_worker()] if isinstance(waits, list) else waits
-    milliseconds = tf.fill([16 * params["batch"]], wait / params["batch"])
-    return tf.data.Dataset.from_tensor_slices(((inputs, milliseconds), tf.reverse(inputs, [1]))).cache()
+    milliseconds = tf.constant(wait / params["batch"])
+    arrays = tf.data.Dataset.from_tensor_slices((inputs, tf.reverse(inputs, [1])))
+    # Not one of the arrays: those have to be the same on all mirrored workers.
+    return arrays.map(lambda x, y: ((x, milliseconds), y)).cache()
 
 
 def _worker() -> int:
