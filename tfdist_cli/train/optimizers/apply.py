@@ -25,6 +25,7 @@ from tfdist_cli.train.optimizers.registry import (
     fused_update_of,
     row_lock,
     terms_of,
+    update_lock,
     why_no_kernel,
 )
 from tfdist_cli.train.optimizers.terms import SQUARES, SummedTerms, Terms
@@ -86,7 +87,11 @@ def apply(
     awaited = _awaited(counter.device, gradients, parameters)
     learning_rate, iterations = counted(optimizer, counter, awaited[: None if update is None else 1], rate_scaling)
     if update is None:
-        _apply_by_keras(optimizer, gradients, parameters, iterations, learning_rate, by_rows or ())
+        run = partial(_apply_by_keras, optimizer, gradients, parameters, iterations, learning_rate, by_rows or ())
+        if by_rows is None:
+            update_lock(counter.device, [iterations, learning_rate], run)
+        else:
+            run()
     else:
         stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
         numbers: UpdateNumbers = SentNumbers(learning_rate, iterations)

@@ -252,9 +252,6 @@ class FusedUpdate:
 def row_lock(device: str, inputs: Sequence[tf.Tensor], updates: Sequence[Callable[[], Any]]) -> Any:
     """Runs sparse updates under a lock of their ps, so that no two of them change a table at the same time.
 
-    Within one function, the updates acquire the lock in the order of the program. Otherwise a later one could hold it
-    while it waits for an earlier one.
-
     Args:
         device: the device of the ps.
         inputs: the inputs of the updates. The lock is acquired after they have arrived.
@@ -263,10 +260,52 @@ def row_lock(device: str, inputs: Sequence[tf.Tensor], updates: Sequence[Callabl
     Returns:
         The operation that releases the lock.
     """
+    return _locked("tfdist-rows", device, inputs, updates)
+
+
+def update_lock(device: str, inputs: Sequence[tf.Tensor], update: Callable[[], Any]) -> None:
+    """Runs an update by Keras's own operations under a lock, so that no two of them run at the same time.
+
+    They read a variable, compute, and assign it. Without a lock, a worker would undo what another one has assigned in
+    the meantime. A row could keep the momentum of one and the velocity of the other, 0 at first, by whose root it is
+    divided.
+
+    Args:
+        device: where the lock is: the device of the optimizer's count.
+        inputs: the inputs of the update. The lock is acquired after they have arrived.
+        update: creates the operations of the update. It may acquire row locks.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    begin = len(graph.get_operations())
+
+    def run() -> Any:
+        with tf.device(None):
+            update()
+        with tf.control_dependencies([each for each in graph.get_operations()[begin:] if each.op_def.is_stateful]):
+            return tf.no_op()
+
+    _locked("tfdist-updates", device, inputs, [run])
+
+
+def _locked(name: str, device: str, inputs: Sequence[tf.Tensor], updates: Sequence[Callable[[], Any]]) -> tf.Operation:
+    """Runs updates under a lock.
+
+    Within one function, the updates acquire the lock in the order of the program. Otherwise a later one could hold it
+    while it waits for an earlier one.
+
+    Args:
+        name: the lock's.
+        device: the device of the ps.
+        inputs: the inputs of the updates. The lock is acquired after they have arrived.
+        updates: functions that create the operations of an update and return the last one.
+
+    Returns:
+        The operation that releases the lock.
+    """
     with tf.device(device):
-        before = last_of(f"row lock of {device}")
+        before = last_of(f"{name} of {device}")
         with tf.control_dependencies([*inputs, *before]):
-            mutex = unordered(tf.raw_ops.MutexV2(shared_name="tfdist-rows"))
+            mutex = unordered(tf.raw_ops.MutexV2(shared_name=name))
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
             done = [update() for update in updates]

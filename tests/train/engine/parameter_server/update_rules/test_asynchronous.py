@@ -156,3 +156,32 @@ def test_each_worker_takes_as_many_steps(servers, monkeypatch):
     assert taken == {"worker:0": 20, "worker:1": 25}
     assert int(model.optimizer.iterations) == 45
     assert engine.worker_steps == {"worker:0": 29, "worker:1": 29}
+
+
+def added_slowly(value):
+    time.sleep(0.002)  # others would assign meanwhile
+    return value + 1
+
+
+class AddsOne(keras.optimizers.SGD):
+    """Adds 1 to each parameter, by a read and an assignment, as Keras's own updates do."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        del gradient, learning_rate
+        read = tf.numpy_function(added_slowly, [tf.convert_to_tensor(variable)], variable.dtype)
+        self.assign(variable, tf.ensure_shape(read, variable.shape))
+
+
+@pytest.mark.slow
+def test_no_worker_undoes_what_another_one_has_updated_by_the_operations_of_keras(servers, monkeypatch):
+    def build():
+        model = classifier()
+        model.compile(AddsOne(), "sparse_categorical_crossentropy")
+        return model
+
+    engine, model = local_engine(monkeypatch, servers(2), build, batches().repeat(), Rules(), workers=3)
+    before = [variable.numpy() for variable in model.trainable_variables]
+    taken = sum(len(execution.losses) for execution in engine.run(60, first=0, size=4, adapts=False, pause=NoPause()))
+    assert taken == int(model.optimizer.iterations) == 60
+    for variable, initial in zip(model.trainable_variables, before, strict=True):
+        assert variable.numpy() - initial == pytest.approx(60, abs=1e-3)
