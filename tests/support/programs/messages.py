@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist_cli as tfdist
-from tfdist_cli.train.engine.parameter_server.worker_execution import WorkerExecutions
+from tfdist_cli.train.engine.parameter_server.asynchronous.executions import WorkerExecutions
 
 ROWS = 1000
 crossing = {}

@@ -17,7 +17,7 @@ BatchDivision = Literal["equal", "proportional"]
 PlacementRule = Literal["greedy", "round_robin"]
 Balance = Literal["bytes", "time"]
 _Count = Annotated[int, Field(ge=1)]
-_RULES = "tfdist_cli.train.engine.parameter_server.update_rules"
+_RULES = "tfdist_cli.train.engine.parameter_server"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class UpdateMode:
 UPDATE_MODES = {
     "async": UpdateMode(
         "each worker sends its gradients as soon as it has them",
-        f"{_RULES}.asynchronous:AsynchronousUpdates",
+        f"{_RULES}.asynchronous.updates:AsynchronousUpdates",
         synchronous=False,
         keys=("worker_steps", "local_steps", "push_every", "delay_compensation", "prefetch"),
         exclusive=(

@@ -8,9 +8,9 @@ from tests.support.compare import batches, classifier, difference
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Execution, Rules
+from tfdist_cli.train.engine.parameter_server import synchronous
 from tfdist_cli.train.engine.parameter_server.lockstep.updates import LockstepUpdates
 from tfdist_cli.train.engine.parameter_server.quorum.updates import QuorumUpdates
-from tfdist_cli.train.engine.parameter_server.update_rules import synchronous
 
 pytestmark = pytest.mark.slow
 

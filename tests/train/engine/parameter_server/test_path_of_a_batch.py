@@ -19,7 +19,7 @@ MAX_ENTERED = 36
 its workers, fallback, the update rule, its schedule, pacing, seeds, unseeded draws, metrics, losses, classes, lookups,
 numbers of updates, timers, and the checks of the model."""
 PATH = [
-    "train/engine/parameter_server/worker_execution.py",
+    "train/engine/parameter_server/asynchronous/executions.py",
     "train/data/pipeline.py",
     "train/model/train_step.py",
     "train/model/many_classes/__init__.py",

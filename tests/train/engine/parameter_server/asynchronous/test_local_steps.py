@@ -14,7 +14,7 @@ from tests.support.optimizers import OPTIMIZERS
 from tests.train.optimizers.test_apply import variable
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
-from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
+from tfdist_cli.train.engine.parameter_server.asynchronous.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.optimizers.apply import apply, why_not_fused

@@ -12,7 +12,7 @@ from tests.support.compare import batches, classifier
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
-from tfdist_cli.train.engine.parameter_server.state_merging import merge_state
+from tfdist_cli.train.engine.parameter_server.asynchronous.state_merging import merge_state
 
 START = [1.0, -3.0, 0.3]
 

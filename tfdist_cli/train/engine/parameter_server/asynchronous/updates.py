@@ -22,9 +22,9 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
 from tfdist_cli.train.engine.pacing import Pacing
+from tfdist_cli.train.engine.parameter_server.asynchronous.executions import ExecutionReport, WorkerExecutions
+from tfdist_cli.train.engine.parameter_server.asynchronous.schedule import Lane, Schedule, Scheduled, equal_shares
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
-from tfdist_cli.train.engine.parameter_server.update_rules.schedule import Lane, Schedule, Scheduled, equal_shares
-from tfdist_cli.train.engine.parameter_server.worker_execution import ExecutionReport, WorkerExecutions
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
 from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result
 

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine.parameter_server.asynchronous.local_steps import LocalSteps
+from tfdist_cli.train.engine.parameter_server.asynchronous.state_merging import merge_state
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.local_steps import LocalSteps
-from tfdist_cli.train.engine.parameter_server.state_merging import merge_state
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update

@@ -15,8 +15,8 @@ from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
-from tfdist_cli.train.engine.parameter_server.update_rules import asynchronous
-from tfdist_cli.train.engine.parameter_server.update_rules.asynchronous import AwaitedWorkers, _fetched
+from tfdist_cli.train.engine.parameter_server.asynchronous import updates as asynchronous_updates
+from tfdist_cli.train.engine.parameter_server.asynchronous.updates import AwaitedWorkers, _fetched
 
 
 class Remote:
@@ -146,7 +146,7 @@ def test_executions_grow_from_single_steps_and_all_steps_are_counted(updates, se
 
 @pytest.mark.slow
 def test_each_worker_takes_as_many_steps(servers, monkeypatch):
-    monkeypatch.setattr(asynchronous, "run_for_result", lambda worker, *call: worker.create_resource(*call))
+    monkeypatch.setattr(asynchronous_updates, "run_for_result", lambda worker, *call: worker.create_resource(*call))
     rules = Rules(updates=Updates(worker_steps="equal"))
     engine, model = local_engine(monkeypatch, servers(2), classifier, batches().repeat(), rules)
     taken = Counter()

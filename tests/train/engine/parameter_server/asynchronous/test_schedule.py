@@ -8,8 +8,8 @@ import pytest
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.train.engine.pacing import Pacing
-from tfdist_cli.train.engine.parameter_server.update_rules import schedule as schedules
-from tfdist_cli.train.engine.parameter_server.update_rules.schedule import Lane, Schedule, equal_shares
+from tfdist_cli.train.engine.parameter_server.asynchronous import schedule as schedules
+from tfdist_cli.train.engine.parameter_server.asynchronous.schedule import Lane, Schedule, equal_shares
 
 
 class Remote:

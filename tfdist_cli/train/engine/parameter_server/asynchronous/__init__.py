@@ -1,0 +1,1 @@
+"""Asynchronous updates: a worker runs executions of several steps by itself, which the chief schedules."""

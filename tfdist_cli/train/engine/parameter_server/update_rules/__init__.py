@@ -1,1 +1,0 @@
-"""When gradients of several workers are applied: one module per update rule."""
