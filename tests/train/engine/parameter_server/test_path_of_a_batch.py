@@ -14,12 +14,13 @@ from tfdist_cli.train.engine.base import Rules
 ROOT = f"{Path(tfdist_cli.__file__).parent}/"
 COMPAT = "train/tf_compat/"
 """Its functions stand for one private name of TensorFlow or Keras each: readers need not open them."""
-MAX_ENTERED = 36
+MAX_ENTERED = 37
 """Modules that run from `Engine.run` to the end of the trace: the path, eight of `tf_compat`, and those of the engine,
 its workers, fallback, the update rule, its schedule, pacing, seeds, unseeded draws, metrics, losses, classes, lookups,
 numbers of updates, timers, and the checks of the model."""
 PATH = [
     "train/engine/parameter_server/asynchronous/executions.py",
+    "train/engine/parameter_server/batches.py",
     "train/data/pipeline.py",
     "train/model/train_step.py",
     "train/model/many_classes/__init__.py",
@@ -52,7 +53,7 @@ def path_from(source, target, graph):
     return [operation for operation in operations if operation in after and operation in before]
 
 
-def test_an_asynchronous_batch_crosses_nine_modules(servers, monkeypatch):
+def test_an_asynchronous_batch_crosses_ten_modules(servers, monkeypatch):
     """The modules that create the operations between the batch and the update of a variable, and their callers."""
     engine, _ = local_engine(monkeypatch, servers(2), classifier, batches(), Rules())
     arguments = iter(batches()), tf.constant(0, tf.int64)

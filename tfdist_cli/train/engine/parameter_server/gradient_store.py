@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.protocol.phases import COLUMNS
+from tfdist_cli.train.engine.parameter_server.batches import ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients, Transport
@@ -171,22 +172,20 @@ class GradientStore:
 
     def store(
         self,
-        read: Callable[[], Any],
+        read: ReadBatches,
         numbers: StepNumbers,
         ready: OnEachPs,
         keys: OnEachPs,
-        before: Tensors,
         timer: StepTimer,
         within: UpdatesWithin | None = None,
     ) -> StoredGradient:
-        """Computes a gradient of the next batch and stores it on the ps.
+        """Computes a gradient of a batch and stores it on the ps.
 
         Args:
-            read: reads the batch.
+            read: the batch.
             numbers: the step's.
             ready: awaited before a ps's parameters are read.
             keys: the keys to store it under.
-            before: awaited before the batch is read.
             timer: measures the phases.
             within: makes the updates of a step that makes them itself.
         """
@@ -194,10 +193,8 @@ class GradientStore:
         divided = context.step.examples_per_batch is not None  # such workers stay as they are
         step = context.step if divided else context.step.for_updates_of(batches)
         timer.end("wait", ready)
-        with tf.control_dependencies(before):  # otherwise all batches of a function would be read at once
-            batch = read()
-        lookup = context.tables.lookup([batch])
-        pulled = context.transport.pull(lookup, after=ready)
+        [batch], lookup = read.batches, read.lookup
+        pulled = context.transport.pull(read.sent, after=ready)
         timer.end("data", batch)
         timer.end("pull", pulled.values)
         state = context.seeds.state_for_step(self._state(ready), numbers.step, numbers.worker, draws)
@@ -210,7 +207,7 @@ class GradientStore:
             within.end()
             report = self._report(result)
             timer.end("compute", report)
-            timer.add_bytes(lambda: context.transport.sizes(lookup))
+            timer.add_bytes(lambda: context.transport.sizes(lookup, ahead=read.is_sent))
             return StoredGradient(result.loss, within.stored, tf.concat([report, *timer.totals()], axis=0))
         with counters_read_after(list(ready.values())):
             result = step.train(pulled.values, state, metrics, batch, scope)
@@ -221,7 +218,7 @@ class GradientStore:
         pushed = context.transport.push(result.gradients, pulled, piggyback)
         stored = {**{device: [] for device in self.devices}, **self._staging.put(pushed, keys)}
         timer.end("push", stored)
-        timer.add_bytes(lambda: context.transport.sizes(lookup))
+        timer.add_bytes(lambda: context.transport.sizes(lookup, ahead=read.is_sent))
         if pushed.piggyback is None:
             return StoredGradient(result.loss, stored, tf.concat([report, *timer.totals()], axis=0))
         with tf.device(self.devices[0]):

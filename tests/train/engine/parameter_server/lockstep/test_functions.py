@@ -14,6 +14,7 @@ from tfdist_cli.train.engine.parameter_server.lockstep import data_position, fun
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
 from tfdist_cli.train.engine.parameter_server.messages import Commit, ReportLayout, StepKind
+from tfdist_cli.train.model.embeddings import Lookup
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +137,8 @@ class Lockstep:
         self.queues = TokenQueues([HERE], 2, report=2)
         store = GradientStore.__new__(GradientStore)
         store.devices, store.layout, store.measures_phases = [HERE], ReportLayout(0, 0, 0), False
+        no_tables = SimpleNamespace(are_numbered=False, lookups=lambda rounds: [Lookup([], [[]])] * len(rounds))
+        monkeypatch.setattr(store, "context", SimpleNamespace(tables=no_tables, transport=None), raising=False)
         monkeypatch.setattr(store, "store", self._stored)
         monkeypatch.setattr(store, "apply", lambda keys, state, *make: [each for one in make for each in one()])
         monkeypatch.setattr(store, "clear", lambda: None)
@@ -154,11 +157,11 @@ class Lockstep:
         self.positions[worker].assign(first)
         self.data[worker] = iter(tf.data.Dataset.range(first, first + 1000))
 
-    def _stored(self, read, numbers, ready, keys, before, timer, within=None):
+    def _stored(self, read, numbers, ready, keys, timer, within=None):
         worker, number = numbers.worker, numbers.step
-        awaited = [*ready.values(), *before]
+        awaited, [batch] = [*ready.values()], read.batches
         with tf.control_dependencies(awaited):
-            loss = tf.cast(read(), tf.float64)
+            loss = tf.cast(batch, tf.float64)
         for part in range(self.parts):
             with tf.control_dependencies(awaited):
                 failed = tf.reduce_all(self.fails == tf.stack([worker, number, part]))
@@ -181,12 +184,20 @@ class Lockstep:
                 self.fails.assign([-1, -1, -1])
                 self.open(worker, begins)
 
+    def _ending(self, function):
+        """Calls a function; if it fails, nobody waits for results any more."""
+        try:
+            function()
+        except Exception:
+            self.queues.results.close()
+            raise
+
     def run(self, orders, size, first=FIRST):
         """Runs some orders; returns the reports of each."""
         self.queues.start(first)
         functions = [partial(self.functions.updates(size), self.queues.handles, tf.constant(first, tf.int64))]
         functions += [partial(self.work, worker, size, first) for worker in range(2)]
-        threads = [threading.Thread(target=function) for function in functions]
+        threads = [threading.Thread(target=self._ending, args=[function]) for function in functions]
         for thread in threads:
             thread.start()
         for kind in orders:

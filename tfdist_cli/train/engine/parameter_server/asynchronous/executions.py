@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import keras
@@ -21,11 +21,11 @@ from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.asynchronous.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.asynchronous.state_merging import merge_state
+from tfdist_cli.train.engine.parameter_server.batches import BatchReader, ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
-from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost, substituted
 from tfdist_cli.train.optimizers.terms import joined
@@ -35,9 +35,6 @@ from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, iterations
 from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.placement import created_beside
 from tfdist_cli.train.variables.sharding import Gradient
-
-_ROUNDS_LOOKED_UP_TOGETHER = 5
-"""The first of them waits until the batches of all have been read."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +128,8 @@ class WorkerExecutions:
         def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
             begun = time_of()
             start = self._start()
-            trace = _ExecutionTrace(self._context, iterator, first, start, self._counts)
+            trace = _ExecutionTrace(self._context, iterator, rounds, first, start, self._counts)
             staleness: Tensors = []
-            trace.read(rounds)
             current = trace.fetch()
             for left in reversed(range(len(rounds))):
                 number, made, prefetched = self._update(trace, current, more=left > 0)
@@ -162,8 +158,7 @@ class WorkerExecutions:
                     return tf.logical_and(taken + every <= most, tf.logical_not(self._stopped.read_value()))
 
             def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: _Carried) -> list[Any]:
-                trace = _ExecutionTrace(context, iterator, first + taken, carried)
-                trace.read([every])
+                trace = _ExecutionTrace(context, iterator, [every], first + taken, carried)
                 current = trace.fetch()
                 number, _, _ = self._update(trace, current, more=False)
                 with trace.on_counter_device():
@@ -276,11 +271,11 @@ class WorkerExecutions:
         self, local_steps: LocalSteps, trace: _ExecutionTrace, current: _Round
     ) -> tuple[tf.Tensor, int, None]:
         """Like `_update`, by local steps on the worker, each of which is an update."""
-        copy, made = local_steps.copy(current.lookup, current.pulled), len(current.batches)
+        copy, made = local_steps.copy(current.read.lookup, current.pulled), len(current.read.batches)
         trace.arrived(current, copy.slots.values)
         local_steps.update(copy, trace.gradients(current, copy.values), current.updates)
         trace.timer.end("compute", copy.values())
-        trace.timer.add_bytes(lambda: local_steps.sizes(current.lookup))
+        trace.timer.add_bytes(lambda: local_steps.sizes(current.read.lookup))
         arrived, add = local_steps.send(copy)
         trace.timer.end("push", arrived)
         with trace.timer.during("update"):
@@ -295,16 +290,12 @@ class _Round:
     """Batches, and the parameters that their gradients are computed with.
 
     Args:
-        batches: those of one round, see `Updates.steps_per_round`.
-        lookup: the rows of tables that they look up.
-        ahead: whether their numbers were sent to the ps with those of other rounds.
+        read: the batches, see `Updates.steps_per_round`.
         pulled: the parameters.
         updates: how many updates had been applied to these.
     """
 
-    batches: list[Any]
-    lookup: Lookup
-    ahead: bool
+    read: ReadBatches
     pulled: Pulled
     updates: tf.Tensor
 
@@ -319,6 +310,7 @@ class _ExecutionTrace:
     Args:
         context: the model on its cluster.
         iterator: the worker's data.
+        rounds: how many batches each round has.
         first: the number of the first step.
         start: what the steps before have left.
         counts: given if each ps counts its own updates, and the learning rate is read once for all steps; otherwise
@@ -329,12 +321,13 @@ class _ExecutionTrace:
         self,
         context: ParameterServerContext,
         iterator: Any,
+        rounds: list[int],
         first: tf.Tensor,
         start: _Carried,
         counts: UpdateCounts | None = None,
     ) -> None:
         self._context = context
-        self._iterator = iterator
+        self._reader, self._next_batch = BatchReader(context, rounds), partial(next_batch, iterator)
         self._first = first
         self._done = 0
         self._phases = start["phases"]
@@ -350,7 +343,6 @@ class _ExecutionTrace:
         if counts is not None and isinstance(own, keras.Variable):
             with tf.device(own.value.device):
                 self._rate = {LEARNING_RATE: Read(tf.identity(own.value))}
-        self._rounds: Iterator[tuple[list[Any], Lookup, Lookup]] = iter(())
 
     def carried(self) -> _Carried:
         """What the next steps receive."""
@@ -367,28 +359,10 @@ class _ExecutionTrace:
         """Operations run on the ps that counts updates: the count need not cross the network for each of them."""
         return tf.device(self.counter.device)
 
-    def read(self, rounds: list[int]) -> None:
-        """Prepares `fetch` for some rounds: what several of them look up is computed, and sent to the ps, at once.
-
-        Args:
-            rounds: the batches of each round.
-        """
-        self._rounds = self._read(rounds)
-
-    def _read(self, rounds: list[int]) -> Iterator[tuple[list[Any], Lookup, Lookup]]:
-        """Yields the batches of each round, what they look up, and the same as it is on the ps."""
-        tables = self._context.tables
-        together = _ROUNDS_LOOKED_UP_TOGETHER if tables.are_numbered else 1
-        for begin in range(0, len(rounds), together):
-            batches = [[next_batch(self._iterator) for _ in range(count)] for count in rounds[begin : begin + together]]
-            lookups = tables.lookups(batches)
-            sent = self._context.transport.sent_ahead(lookups) if len(lookups) > 1 else lookups
-            yield from zip(batches, lookups, sent, strict=True)
-
     def fetch(self) -> _Round:
         """Reads the next batches, and the current parameters."""
-        batches, lookup, sent = next(self._rounds)
-        return _Round(batches, lookup, sent is not lookup, self._context.transport.pull(sent), self.updates)
+        read = self._reader.next_round(self._next_batch)
+        return _Round(read, self._context.transport.pull(read.sent), self.updates)
 
     def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
         """See `ParameterServerContext.apply`."""
@@ -397,7 +371,7 @@ class _ExecutionTrace:
 
     def arrived(self, current: _Round, *more: Any) -> None:
         """Measures when the batches of a round, its parameters and other tensors have arrived."""
-        self.timer.end("data", current.batches)
+        self.timer.end("data", current.read.batches)
         self.timer.end("pull", current.pulled.values, *more)
 
     def gradients(
@@ -410,7 +384,7 @@ class _ExecutionTrace:
             parameters: returns the parameters to compute a batch's gradients with.
             update: makes the updates of a step with `updates_within`.
         """
-        for batch, positions in zip(current.batches, current.lookup.positions, strict=True):
+        for batch, positions in zip(current.read.batches, current.read.lookup.positions, strict=True):
             scope = self._context.tables.parameter_scope(positions)
             state = self._context.seeds.state_for_step(self.state, self._first + self._done)
             result = self._context.step.train(parameters(), state, self.metrics, batch, scope, update)
@@ -426,7 +400,8 @@ class _ExecutionTrace:
         gradients = list(self.gradients(current, lambda: current.pulled.values))
         mean = gradients[0] if len(gradients) == 1 else self._mean(gradients, current.pulled.values)
         self.timer.end("compute", mean)
-        self.timer.add_bytes(lambda: self._context.transport.sizes(current.lookup, ahead=current.ahead))
+        read = current.read
+        self.timer.add_bytes(lambda: self._context.transport.sizes(read.lookup, ahead=read.is_sent))
         return mean
 
     def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:

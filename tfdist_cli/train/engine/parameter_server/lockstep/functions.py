@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.data.divided import part
 from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine.parameter_server.batches import BatchReader, ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs, StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import data_position, token_queues
@@ -91,10 +92,13 @@ class LockstepFunctions:
                 before: Tensors = []
                 number = self._step_number(packed)
                 carried = self.store.copied(packed), others
+                reader = BatchReader(self.store.context, [1] * count, ahead=not self._divides)
                 for index in range(count):
                     timer = StepTimer(self.store.measures_phases, *start)
                     own = StepNumbers(worker, number + index, counts)
-                    before, carried = self._step(iterator, own, carried, handles, before, timer, in_chunk=count > 1)
+                    token = self._tokens(carried)[leader]
+                    read = reader.next_round(partial(self._read, iterator, worker, token, handles["bounds"]), before)
+                    before, carried = self._step(read, own, carried, handles, timer, in_chunk=count > 1)
                     start = tuple(timer.last_time)
                     carried = self._next(carried, handles, in_chunk=index + 1 < count)
                 states, others = carried
@@ -199,16 +203,15 @@ class LockstepFunctions:
 
     def _step(
         self,
-        iterator: Any,
+        read: ReadBatches,
         numbers: StepNumbers,
         carried: _Carried,
         handles: Handles,
-        before: Tensors,
         timer: StepTimer,
         *,
         in_chunk: bool,
     ) -> tuple[Tensors, _Carried]:
-        """Takes a step. Its batch is read after `before`.
+        """Takes a step with a batch.
 
         Returns:
             What the next batch is read after, and what the worker carries at the end of the step.
@@ -224,9 +227,8 @@ class LockstepFunctions:
             return self._tokens(now), self._keys(now)
 
         tokens, keys = self._tokens(carried), self._keys(carried)
-        read = partial(self._read, iterator, numbers.worker, tokens[self.devices[0]], handles["bounds"])
         within = [WorkerParts(self.parts, keys, together, timer)] if self.parts else []
-        stored = store.store(read, numbers, tokens, keys, before, timer, *within)
+        stored = store.store(read, numbers, tokens, keys, timer, *within)
         self._commit(now, stored.operations, stored.report, handles)
         return [stored.loss], now
 

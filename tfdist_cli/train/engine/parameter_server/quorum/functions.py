@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine.parameter_server.batches import BatchReader, ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, StepNumbers
 from tfdist_cli.train.engine.parameter_server.messages import (
@@ -81,9 +82,11 @@ class QuorumFunctions:
 
             def steps(count: int, assigned: list[tf.Tensor], *start: tf.Tensor) -> list[Any]:
                 before: Tensors = []
+                reader = BatchReader(self.store.context, [1] * count)
                 for _ in range(count):
                     timer = StepTimer(self.store.measures_phases, *start)
-                    before = self._step(iterator, worker, counts, reports, assigned, before, timer)
+                    read = reader.next_round(partial(next_batch, iterator), before)
+                    before = self._step(read, worker, counts, reports, assigned, timer)
                     start = tuple(timer.last_time)
                     assigned = next_assignment(self.devices, queues)
                 return [assigned, *start]
@@ -115,20 +118,19 @@ class QuorumFunctions:
 
     def _step(
         self,
-        iterator: Any,
+        read: ReadBatches,
         worker: tf.Tensor,
         counts: Sequence[tf.Tensor],
         reports: tf.Tensor,
         assigned: list[tf.Tensor],
-        before: Tensors,
         timer: StepTimer,
     ) -> Tensors:
-        """Takes a step. Its batch is read after `before`; returns what the next batch is read after."""
+        """Takes a step with a batch; returns what the next one is read after."""
         store = self.store
         ready = dict(zip(store.devices, assigned, strict=True))
         keys = store.on_each_ps(lambda packed: PackedAssignment(packed).key, ready)
         numbers = StepNumbers(worker, PackedAssignment(assigned[0]).step, counts)
-        stored = store.store(partial(next_batch, iterator), numbers, ready, keys, before, timer)
+        stored = store.store(read, numbers, ready, keys, timer)
         first, *others = store.devices
         with tf.device(first), tf.control_dependencies(stored.operations[first]):
             head = tf.identity(assigned[0])  # sent by a ps, which has to confirm that the gradient is stored
