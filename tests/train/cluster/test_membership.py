@@ -88,17 +88,18 @@ def test_a_new_worker_waits_for_a_training_that_takes_it():
     assert asks(state, 3)[1] == GRANTED
 
 
-def test_a_worker_that_asks_again_is_told_and_the_training_has_one_request():
+def test_a_worker_that_asks_again_is_prepared_for_anew():
     state = State()
     state.begin(None)
     first, _ = asks(state, 2)
-    again, _ = asks(state, 2)
-    state.withdraw(first)  # its connection broke; the new one is open
-    assert state.is_pending(first)
-    assert state.requests.get_nowait() is first
-    assert state.requests.empty()
-    state.grant(first)
-    assert state.told == [(again, None)]
+    again, _ = asks(state, 2)  # of another process, before the end of the first one was noticed
+    assert [state.requests.get_nowait(), state.requests.get_nowait()] == [first, again]
+    assert (state.is_pending(first), state.is_pending(again)) == (False, True)
+    state.withdraw(first)
+    state.refuse(first, NO)
+    assert state.is_pending(again)
+    state.grant(again)
+    assert state.told == [(first, NO), (again, None)]
 
 
 def test_a_worker_that_gives_up_is_not_taken():

@@ -180,10 +180,8 @@ class Membership:
         with self._lock:
             answer = self._answer_to(request)
             if answer is None:
-                waited = request.task in self._pending and self._pending[request.task].asks == request.asks
                 self._pending[request.task] = request
-                if not waited:  # otherwise the training has it already
-                    self.requests.put(request)
+                self.requests.put(request)
             return answer
 
     def _answer_to(self, request: Request) -> Answer | None:
@@ -222,10 +220,12 @@ class Membership:
         return Answer(self._refusal) if self._refusal else None
 
     def is_pending(self, request: Request) -> bool:
-        """Whether a worker still waits for the answer to a request, or to the same one sent again."""
+        """Whether a worker still waits for the answer to this request.
+
+        A worker that asks again may be another process, which has nothing of what was prepared for the first one.
+        """
         with self._lock:
-            pending = self._pending.get(request.task)
-            return pending is not None and pending.asks == request.asks
+            return self._pending.get(request.task) is request
 
     def withdraw(self, request: Request) -> None:
         """The worker that asked is gone. If it asked to join, it does not; if it asked to leave, it has to."""
@@ -244,10 +244,11 @@ class Membership:
         self.answered(pending, GRANTED)
 
     def refuse(self, request: Request, refusal: Refusal | None) -> None:
-        """The worker does not join, or does not leave."""
+        """The worker does not join, or does not leave. If it has asked again, that request stays."""
         with self._lock:
-            pending = self._pending.pop(request.task, request)
-        self.answered(pending, Answer(refusal))
+            if self._pending.get(request.task) is request:
+                del self._pending[request.task]
+        self.answered(request, Answer(refusal))
 
 
 def last_worker(task: TaskId) -> Refusal:

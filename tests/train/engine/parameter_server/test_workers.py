@@ -101,13 +101,17 @@ def opening(cluster, remote=FakeRemote):
     return WorkerData(create, cluster.iterators), opened
 
 
-def await_change(training):
+def await_true(condition):
     pause = threading.Event()
     for _ in range(int(LONG / 0.01)):
-        if training.change:
+        if condition():
             return
         pause.wait(0.01)
-    raise AssertionError("nothing changes")
+    raise AssertionError("it did not become true")
+
+
+def await_change(training):
+    await_true(lambda: training.change)
 
 
 def begun(state, data, why_not=lambda _: None):
@@ -178,6 +182,28 @@ def test_who_gives_up_before_it_is_taken_is_dropped(cluster, state):
     state.withdraw(request)
     assert training.take_changes() == []
     assert len(training) == 2
+    training.end()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_worker_that_restarts_before_it_is_taken_joins_with_its_new_process(cluster, state, noticed):
+    data, opened = opening(cluster)
+    training, prepared = Workers(None, state), []
+    training.divide(data)
+    training.begin(lambda _: None, lambda after, _: prepared.append([each.worker_index for each in after]))
+    first, again = Request(TASKS[1], PLACES[1], JOIN), Request(TASKS[1], PLACES[1], JOIN)
+    state.ask(first)
+    await_change(training)
+    if noticed:
+        state.withdraw(first)
+    state.ask(again)
+    await_true(lambda: len(prepared) == 2)
+    await_true(lambda: len(training.take_changes()) == 1)
+    assert opened == [(1, 1, 3)] * 2
+    assert prepared == [[0, 1, 2]] * 2
+    await_true(lambda: not [each for each in threading.enumerate() if "_drop" in each.name])
+    assert (training.indices, cluster.removed) == ((0, 1, 2), [])
+    assert state.answers == [("worker:1", JOIN, None)]
     training.end()
 
 

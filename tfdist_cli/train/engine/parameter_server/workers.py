@@ -95,6 +95,10 @@ class Workers(Sequence[Any]):
         self._data: WorkerData | None = None
         self._leaving: deque[Request] = deque()
         self._ready: deque[_Newcomer] = deque()
+        self._changes = threading.Lock()
+        """Held while a worker is added to TensorFlow's cluster, or removed."""
+        self._added: dict[int, Any] = {}
+        """The worker that was added last, by index: a task may have restarted before its first worker is dropped."""
         self._joined: dict[str, Request] = {}
         """Workers that have joined, and have not finished an execution yet."""
         self._begun = False
@@ -213,6 +217,7 @@ class Workers(Sequence[Any]):
         worker, index = newcomer.worker, newcomer.worker.worker_index
         self._taken[f"worker:{index}"] = sum(self.steps_taken.values()) // max(1, len(self))
         self._active = sorted([*self._active, worker], key=lambda each: each.worker_index)
+        self._added[index] = worker
         if self._data and newcomer.data is not self._data:
             newcomer.opened = self._data.open(worker, *self._place(worker))
         if self._data and newcomer.opened is not None:
@@ -253,12 +258,16 @@ class Workers(Sequence[Any]):
         self._membership.grant(request)
 
     def _drop(self, worker: Any, task: TaskId) -> None:
-        """Removes a worker from TensorFlow's cluster."""
+        """Removes a worker from TensorFlow's cluster, unless its task has joined anew since it was added."""
         worker.stop()
-        try:
-            running_cluster(task.role).remove(task.index, self._lost())
-        except tf.errors.OpError as error:
-            log.debug("the cluster is updated later: %s", error)
+        with self._changes:
+            if self._added.get(task.index, worker) is not worker:
+                return
+            self._added.pop(task.index, None)
+            try:
+                running_cluster(task.role).remove(task.index, self._lost())
+            except tf.errors.OpError as error:
+                log.debug("the cluster is updated later: %s", error)
 
     def _handle_requests(self) -> None:
         """Runs in a thread as long as the training."""
@@ -287,7 +296,8 @@ class Workers(Sequence[Any]):
 
     def _prepare_for(self, newcomers: Sequence[_Newcomer], leaving: Sequence[Request]) -> None:
         gone = {request.task.index for request in [*self._leaving, *leaving]}
-        after = [*self._active, *(newcomer.worker for newcomer in [*self._ready, *newcomers])]
+        waiting = [each for each in [*self._ready, *newcomers] if self._membership.is_pending(each.request)]
+        after = [*self._active, *(newcomer.worker for newcomer in waiting)]
         after = sorted((each for each in after if each.worker_index not in gone), key=lambda each: each.worker_index)
         if self._prepare and self._data and after:
             self._prepare(after, self._data.iterators)
@@ -305,11 +315,12 @@ class Workers(Sequence[Any]):
     def _join(self, request: Request) -> _Newcomer | Refusal:
         """Adds a worker to TensorFlow's cluster, and opens its data."""
         task = request.task
-        error = self._add(task, str(request.address))
-        if error:
-            return _not_reached(task, error)
+        with self._changes:
+            error = self._add(task, str(request.address))
+            if error:
+                return _not_reached(task, error)
+            worker = self._added[task.index] = create_worker(self._coordinator, task.index)
         keep_alive.watch([request.address])
-        worker = create_worker(self._coordinator, task.index)
         data = self._data
         opened = data.open(worker, *self._place(worker)) if data else None
         while opened is not None and not wait_for(opened, _CHECK_SECONDS):
