@@ -126,7 +126,23 @@ def test_compiling_the_first_step_is_no_stall_and_computing_without_an_end_is_on
     assert history.at(20, Tick()) == {}
     history.at(30, progress(1))
     beats(history, 49, cpu_seconds=45.0)
-    assert history.at(50, Tick()) == {CHIEF: KILL}
+    assert history.at(50, Tick()) == {}  # a function of several steps is compiled next
+    beats(history, 69, cpu_seconds=65.0)
+    assert history.at(70, Tick()) == {}
+    beats(history, 89, cpu_seconds=85.0)
+    assert history.at(90, Tick()) == {CHIEF: KILL}
+    assert "60.0 s" in history.state.tasks[CHIEF].stall_reason
+
+
+def test_who_computed_between_two_steps_has_the_whole_time_after_the_next_step():
+    history = training()
+    beats(history, 19, cpu_seconds=10.0)
+    assert history.at(20, Tick()) == {}
+    history.at(30, progress(20))
+    beats(history, 49, cpu_seconds=20.0)
+    assert history.at(49.9, Tick()) == history.at(50, Tick()) == {}
+    beats(history, 69, cpu_seconds=20.5)
+    assert history.at(70, Tick()) == {CHIEF: KILL}  # idle
 
 
 def test_a_task_whose_interpreter_is_held_is_not_the_one_that_is_stopped():
@@ -139,10 +155,10 @@ def test_a_task_whose_interpreter_is_held_is_not_the_one_that_is_stopped():
 
 def test_a_task_whose_interpreter_is_held_is_named_when_all_others_answer():
     history = training()
-    beats(history, 1, cpu_seconds=1.0)
-    beats(history, 19, CHIEF, cpu_seconds=1.0)
+    beats(history, 1, cpu_seconds=0.5)
+    beats(history, 19, CHIEF, cpu_seconds=0.5)
     history.at(19, RecordReceived(CHIEF, {"kind": "beat", "held": True}))
-    assert history.state.tasks[CHIEF].cpu_seconds == 1.0
+    assert history.state.tasks[CHIEF].cpu_seconds == 0.5
     assert history.at(20, Tick()) == {CHIEF: KILL}
     assert "interpreter lock" in history.state.tasks[CHIEF].stall_reason
 

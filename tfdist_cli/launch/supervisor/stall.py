@@ -4,7 +4,8 @@ Each task sends a heartbeat every few seconds, from a separate thread. A stopped
 none. A training whose tasks all send heartbeats may still make no step. Progress is anything new that a deciding task
 reports: a further step, another state (evaluating, saving), a checkpoint. Where no steps are expected (before the first
 one, during an evaluation, while saving), processor time counts as progress as well: tasks that use the processor
-compile, evaluate or read data.
+compile, evaluate or read data. Between steps, functions are compiled as well: those of several steps at the start, and
+those of a worker that is started again. So tasks that compute get more time there, but not without end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tfdist_cli.spec.task_id import TaskId
 
 SILENCE = 6.0
 """Seconds without a heartbeat after which a task is the one that a training without steps waits for."""
+_COMPUTING = 3
+"""Stall timeouts between two steps after which even tasks that compute are stalled."""
 _BUSY_CORES = 0.2
 """Cores that must be busy, averaged over the stall timeout, for the tasks to count as computing."""
 
@@ -34,9 +37,11 @@ def find_stalled(state: JobState, now: float) -> tuple[JobState, dict[TaskId, st
         return with_progress(state, now), reasons
     if not state.step_expected or now < state.progressed_at + timeout:
         return state, {}
-    since = now - state.progressed_at
-    computing = _without_steps(state) and state.cpu_seconds >= _BUSY_CORES * timeout
-    return with_progress(state, now), {} if computing else _waited_for(state, f"no step for {since:.1f} s", now)
+    since = now - state.reported_at
+    may_compute = _without_steps(state) or since < _COMPUTING * timeout
+    if may_compute and state.cpu_seconds >= _BUSY_CORES * timeout:
+        return replace(with_progress(state, now), reported_at=state.reported_at), {}
+    return with_progress(state, now), _waited_for(state, f"no step for {since:.1f} s", now)
 
 
 def with_silent_tasks(state: JobState, failed: TaskId, now: float) -> JobState:
@@ -76,7 +81,7 @@ def with_heartbeat(
 
 def with_progress(state: JobState, now: float) -> JobState:
     """The state after the training has made progress."""
-    return replace(state, progressed_at=now, cpu_seconds=0.0)
+    return replace(state, progressed_at=now, reported_at=now, cpu_seconds=0.0)
 
 
 def _no_heartbeat(seconds: float) -> str:

@@ -261,7 +261,8 @@ class JobState:
         takes_no_workers_because: why no worker can join now; empty if workers can.
         step: the furthest step of the training.
         attempt_step: the last step reported in this attempt; None before the first.
-        progressed_at: when the training last made progress.
+        progressed_at: when the training last made progress, or had computed for the stall timeout.
+        reported_at: when it last reported progress.
         cpu_seconds: the processor time that all tasks have used since then.
         failing: whether a task's failure ended the attempt.
         signum: the signal to the launcher that ended the job.
@@ -283,6 +284,7 @@ class JobState:
     step: int = 0
     attempt_step: int | None = None
     progressed_at: float = 0.0
+    reported_at: float = 0.0
     cpu_seconds: float = 0.0
     failing: bool = False
     signum: int | None = None
