@@ -98,7 +98,7 @@ BY_SPEED = {
     "proportional/tables/adagrad/2/rows/spread": "async/tables/adagrad/2",
 }
 """Their workers have batches of different sizes."""
-BACKUP, BEHIND = "sync 1/dense/adam/1/slow", "bounded 2/dense/sgd/1/slow"
+BACKUP, BEHIND = "sync 1/indexed/adam/1/slow", "bounded 2/dense/sgd/1/slow"
 FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
 PREFETCHED, BY_KERAS = "prefetch/dense/adam/1", "local 3/dense/nadam/1"
 ROUNDED = {"bfloat16/dense/adam/1": 2.0**-8, "float16/dense/adam/1": 2.0**-11}

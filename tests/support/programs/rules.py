@@ -82,6 +82,12 @@ def looked():
     return keras.Model(ids, layers.Dense(3)(Looked(layers.Embedding(ROWS, 8))(ids)))
 
 
+def indexed():
+    ids = keras.Input((4,), dtype="int32")
+    numbers = layers.IntegerLookup(vocabulary=list(range(ROWS)))(ids)
+    return keras.Model(ids, layers.Dense(3)(layers.Flatten()(layers.Embedding(ROWS + 1, 3)(numbers))))
+
+
 def frozen():
     ids = keras.Input((4,), dtype="int32")
     vectors = layers.Flatten()(layers.Embedding(ROWS, 8, trainable=False)(ids))
@@ -149,10 +155,11 @@ NETWORKS = {
     "gradients": gradients,
     "tables": tables,
     "looked": looked,
+    "indexed": indexed,
     "frozen": frozen,
     "features": features,
 }
-OF_IDS = "tables", "looked", "frozen", "features"
+OF_IDS = "tables", "looked", "indexed", "frozen", "features"
 
 
 def inputs(network):

@@ -6,6 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, parameter_server_strategy_v2
+from tensorflow.python.distribute.ps_values import DistributedTable
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist_cli.train.tf_compat import distribute
@@ -139,3 +140,33 @@ def test_a_single_replica_updates_variables_within_a_function_that_it_calls():
         run(nullcontext)
     run(distribute.merges_at_once)
     assert count.numpy() == 2
+
+
+def table_of_workers():
+    """A lookup table as `ParameterServerStrategy` makes it, without workers."""
+    table = object.__new__(DistributedTable)
+    numbers = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2])
+    table._coordinator_instance = tf.lookup.StaticHashTable(numbers, -1)
+    table._maybe_build_distributed_table = lambda: None
+    return table
+
+
+def test_a_condition_within_a_loop_uses_a_lookup_table(monkeypatch):
+    table = table_of_workers()
+
+    def sum_of_numbers(key):
+        def added(total):
+            number = table.lookup(key)
+            return tf.cond(number > 0, lambda: total + number + table.lookup(key), lambda: total - 3)
+
+        return tf.while_loop(lambda total: abs(total) < 5, lambda total: [added(total)], [tf.constant(0, tf.int32)])[0]
+
+    calls = [tf.constant("b"), tf.constant("?")]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="placeholder"):  # otherwise it is no longer needed
+        tf.function(sum_of_numbers, autograph=False)(calls[0])
+    monkeypatch.setattr(DistributedTable, "resource_handle", DistributedTable.resource_handle)
+    distribute.use_tables_in_conditions()
+    run = tf.function(sum_of_numbers, autograph=False)
+    assert [run(key).numpy() for key in calls] == [8, -6]
+    table._coordinator_instance = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["b"], [9]), -1)
+    assert run(calls[0]).numpy() == 18, "each call has the table of its worker"

@@ -53,6 +53,7 @@ from tfdist_cli.train.cluster.tensorflow_setup import (
 from tfdist_cli.train.data.parquet import register as register_readers
 from tfdist_cli.train.data.sharding.existing_dataset import make_older_datasets_again
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
+from tfdist_cli.train.tf_compat.distribute import use_tables_in_conditions
 from tfdist_cli.train.tf_compat.op_errors import is_of_older_resource
 from tfdist_cli.train.variables import replicas
 from tfdist_cli.train.variables.placement import DEFAULT_PLACEMENT, Placement, PlacementRules
@@ -360,6 +361,7 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     eager_context.keep_remote_functions()
+    use_tables_in_conditions()
     keras_model.adapt(strategy)
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, Placement(strategy))

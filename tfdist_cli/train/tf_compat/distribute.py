@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.ps_values import DistributedTable
 from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tfdist_cli.train.tf_compat.patching import replaced
 
@@ -97,6 +99,31 @@ def convert_variables_to_numbers() -> None:
     """
     DistributedVariable.__float__ = lambda variable: float(variable.numpy())
     DistributedVariable.__int__ = lambda variable: int(variable.numpy())
+
+
+def use_tables_in_conditions() -> None:
+    """Lets conditions use lookup tables of parameter servers, such as `StringLookup`'s, for the rest of the process.
+
+    Each worker has its copy of a table, and the function that it runs is called with this copy. Loops pass it on, but
+    conditions do not.
+
+    Seen in TensorFlow 2.21.0: `DistributedTable.resource_handle`, whose placeholder nobody feeds if it belongs to the
+    graph of a condition, a `ControlFlowFuncGraph`. Reason: `cond_v2` ignores `deferred_external_captures`, unlike
+    `while_v2`. Replace with: nothing, once conditions pass them on.
+    """
+    own = DistributedTable.resource_handle.fget
+
+    def resource_handle(table: DistributedTable) -> tf.Tensor:
+        graph = outer = tf.compat.v1.get_default_graph()
+        while isinstance(outer, ControlFlowFuncGraph):
+            outer = outer.outer_graph
+        if outer is graph:
+            return own(table)
+        with outer.as_default():
+            handle = own(table)
+        return graph.capture(handle)
+
+    DistributedTable.resource_handle = property(resource_handle)
 
 
 def updates_apart(strategy: tf.distribute.Strategy) -> AbstractContextManager[None]:
