@@ -58,7 +58,7 @@ coordinator = coordinator_of_one_worker()
 assert not hasattr(coordinator, "workers"), "the workers are public now"
 (worker,) = workers_of(coordinator)
 assert not is_dead(worker)
-reserve_function_table([worker.device_name])
+reserve_function_table([worker.device_name], 1)
 
 assert remote_caller() is None
 with tf.device(worker.device_name):

@@ -11,16 +11,16 @@ from tfdist_cli.train.tf_compat import coordinator
 from tfdist_cli.train.tf_compat.coordinator import error_of, failure_of, is_aborted, wait_for
 
 
-def test_more_entries_than_half_of_the_table_are_made(monkeypatch):
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 24])
+@pytest.mark.parametrize("ps", [1, 2, 3])
+def test_more_entries_than_half_of_the_table_are_made(workers, ps, monkeypatch):
     entries = []
     monkeypatch.setattr(coordinator, "_register_on", entries.extend)
-    for workers in (1, 2, 3, 8, 24):
-        entries.clear()
-        devices = [f"worker:{number}" for number in range(workers)]
-        coordinator.reserve_function_table(devices)
-        size = 1 << (len(entries) - 1).bit_length()  # what a table that doubles has grown to
-        assert size - len(entries) >= coordinator._FUNCTIONS_PER_DEVICE * workers - workers
-        assert set(entries) == set(devices)
+    devices = [f"ps:{number}" for number in range(ps)]
+    coordinator.reserve_function_table(devices, workers)
+    size = 1 << (len(entries) - 1).bit_length()  # what a table that doubles has grown to
+    assert size - len(entries) >= coordinator._FUNCTIONS_PER_WORKER * workers - ps
+    assert set(entries) == set(devices)
 
 
 def remote():

@@ -20,6 +20,7 @@ from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.tf_compat.coordinator import clear_failure, reserve_function_table
 from tfdist_cli.train.tf_compat.data import calls_python
+from tfdist_cli.train.tf_compat.distribute import ps_devices
 
 _kept_open: list[Any] = []
 """Iterators over data that calls Python code of this process: a worker that closes one early may wait for it."""
@@ -30,7 +31,7 @@ def predict_on_workers(context: ClusterContext, model: keras.Model, groups: Grou
     coordinator = tf.distribute.coordinator.ClusterCoordinator(context.strategy)
     clear_failure(coordinator)
     workers = Workers(coordinator, context.joins.membership if context.joins else None)
-    reserve_function_table([worker.device_name for worker in workers], workers.most)
+    reserve_function_table(ps_devices(context.strategy), workers.most)
     with context.strategy.scope():
         function = PredictionFunction(model, groups.input_spec, EmbeddingRule().min_bytes, worker_device_scope())
         predict = function.compiled(groups.size).get_concrete_function()

@@ -15,8 +15,8 @@ from tensorflow.python.eager import cancellation
 
 from tfdist_cli.train.tf_compat.data import clock
 
-_FUNCTIONS_PER_DEVICE = 8
-"""Entries reserved for each device: more than twice the number that was seen (3 for each worker)."""
+_FUNCTIONS_PER_WORKER = 8
+"""Entries reserved for each worker: more than twice the number that was seen (3 for each worker)."""
 log = logging.getLogger("tfdist")
 
 
@@ -277,7 +277,7 @@ def clear_failure(coordinator: Any) -> None:
         cluster.resource_cancellation_mgr = cancellation.CancellationManager()
 
 
-def reserve_function_table(devices: Sequence[str], most: int = 0) -> None:
+def reserve_function_table(devices: Sequence[str], workers: int) -> None:
     """Grows this task's table of remote functions before several threads use it.
 
     A task keeps a table of the functions that it runs on other tasks (`EagerClusterFunctionLibraryRuntime`), and reads
@@ -289,11 +289,11 @@ def reserve_function_table(devices: Sequence[str], most: int = 0) -> None:
     Seen in TensorFlow 2.21.0. Reason: above. Replace with: nothing, once the table is read under its lock.
 
     Args:
-        devices: of other tasks.
-        most: how many such tasks there may be in the course of the training.
+        devices: of ps. A worker may be about to be started again, and does not answer meanwhile.
+        workers: how many workers there may be in the course of the training.
     """
     size = 1
-    while size < _FUNCTIONS_PER_DEVICE * max(most, len(devices)):
+    while size < _FUNCTIONS_PER_WORKER * workers:
         size *= 2
     for _ in range(size // len(devices) + 1):  # with more than `size` entries the table has room for 2 * `size`
         _register_on(devices)

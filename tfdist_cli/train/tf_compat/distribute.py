@@ -58,6 +58,11 @@ def num_ps(strategy: tf.distribute.Strategy) -> int:
     return strategy.extended._num_ps
 
 
+def ps_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the devices of the ps of a `ParameterServerStrategy`. Seen and replaced as in `num_ps`."""
+    return [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(num_ps(strategy))]
+
+
 def set_next_ps(strategy: tf.distribute.Strategy, ps: int) -> None:
     """Has the strategy create its next variable on a ps.
 

@@ -52,6 +52,7 @@ from tfdist_cli.train.tf_compat.coordinator import (
     reserve_function_table,
 )
 from tfdist_cli.train.tf_compat.data import calls_python
+from tfdist_cli.train.tf_compat.distribute import ps_devices
 
 _MAX_STEPS_TOGETHER = 5
 """Synchronous workers wait for each other in each step, not for the chief. 20 steps in a function instead of 5 saved no
@@ -89,7 +90,7 @@ class ParameterServerEngine:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         clear_failure(coordinator)
         self._workers = Workers(coordinator, membership)
-        reserve_function_table([worker.device_name for worker in self._workers], self._workers.most)
+        reserve_function_table(ps_devices(strategy), self._workers.most)
         self._choose_mode(rules.updates)
         self._rule = rule_of(rules.updates)
         for optimizer in step.optimizers:
