@@ -46,4 +46,4 @@ def test_a_worker_that_is_lost_is_replaced_by_the_others_or_itself(returns, clus
     ended = tasks.finish()
     expected = dict.fromkeys(tasks.tasks, 0) | ({} if returns else {"worker:1": -9})
     assert {task: one.code for task, one in ended.items()} == expected, tasks.outputs()
-    assert ended["chief:0"].result == [997, pytest.approx(0, abs=1e-5)]
+    assert ended["chief:0"].result == [997, pytest.approx(0, abs=1e-5), 4]

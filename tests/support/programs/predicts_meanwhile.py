@@ -1,8 +1,9 @@
-"""Predicts on parameter servers, and waits within it until OUT/go, a pipe, has been written to.
+"""Predicts on parameter servers, and waits within it until OUT/go, a pipe, has been written to. Then it trains.
 
 predicts_meanwhile.py OUT
 
-OUT/waiting is made before that. Prints the number of predictions, and how far they are from Keras's.
+OUT/waiting is made before that. Prints the number of predictions, how far they are from Keras's, and the number of
+updates.
 """
 
 import json
@@ -32,7 +33,10 @@ def watched(stream):
 
 with tfdist.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
 X = np.random.default_rng(0).normal(size=(997, 3)).astype(np.float32)
 with mock.patch.object(Stream, "take", watched):
     predicted = tfdist.predict(model, tf.data.Dataset.from_tensor_slices(X).batch(5))
-print(json.dumps([len(predicted), float(np.abs(predicted - model.predict(X, verbose=0)).max())]))
+difference = float(np.abs(predicted - model.predict(X, verbose=0)).max())
+tfdist.fit(model, X[:96], X[:96, 0], steps_per_execution=1)
+print(json.dumps([len(predicted), difference, int(model.optimizer.iterations)]))
