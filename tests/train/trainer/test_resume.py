@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import signal
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import keras
 import numpy as np
@@ -203,7 +203,7 @@ def test_sums_of_other_metrics_are_not_restored(tmp_path):
     assert model.history.history["loss"][0] < 10
 
 
-def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
+def resumed(folder, workers, steps, *, synchronous=True, epochs=5, config=MappingProxyType({}), **state):
     """Resumes from a checkpoint with a number of workers and of steps in an epoch; returns start point and position."""
     step = ModelStep(classifier())
     step.build(HARMFUL.element_spec)
@@ -216,7 +216,7 @@ def resumed(folder, workers, steps, *, synchronous=True, epochs=5, **state):
         share_variables=lambda: None,
     )
     checkpoints = CheckpointConfig(CheckpointFolder(folder))
-    config = TrainingConfig(lambda _: None, steps, epochs=epochs, checkpoints=checkpoints)
+    config = TrainingConfig(lambda _: None, steps, epochs=epochs, checkpoints=checkpoints, **config)
     start, _ = restore_checkpoint(engine, step, config)
     schedule = Schedule(steps, config.last_step(start.origin), 1, origin=start.origin)
     return start, schedule, epoch_position(engine, start, schedule, [], 1), engine
@@ -286,6 +286,40 @@ def test_resuming_with_more_workers_then_with_fewer(tmp_path, log):
     assert (start.origin, start.batches, at.recorded) == (24 - 56, 56, 3)
     assert (schedule.first_step(3), schedule.total) == (16, 48)  # one and a half epochs of 16 steps are left
     assert start.batches_at(26, engine) == 58
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "config", "done", "batches"),
+    [
+        (True, {"steps_of_pass": 50}, 19, 207),  # 55 of 150 batches are done: 31 steps of three are left, and 2 batches
+        (False, {"steps_of_pass": 50}, 50, 100),  # as many as an epoch has now
+        (True, {"steps_of_pass": 50, "share": "copy"}, 13, 189),
+        (True, {}, 13, 207),  # the user gave the steps of an epoch
+    ],
+)
+def test_what_is_left_of_an_epoch_with_another_number_of_workers(synchronous, config, done, batches, tmp_path):
+    """Two workers, with 75 steps an epoch, have done 19 steps of the second one, after others have."""
+    state = {"step": 94, "epoch": 1, "steps_per_epoch": 75, "sharers": 2, "batches": 205, "epoch_batches": 55}
+    if "steps_of_pass" in config:
+        config = config | {"steps_of_pass": lambda _: 50}
+    start, schedule, *_ = resumed(tmp_path, 3, 50, synchronous=synchronous, config=config, **state)
+    assert (start.step - schedule.first_step(1), start.batches) == (done, batches)
+
+
+def test_an_epoch_has_one_pass_however_often_the_number_of_workers_changes(tmp_path):
+    step, origin, done, batches, sharers = 0, 0, 0, 0, 1
+    for workers, taken in [(3, 13), (2, 8), (4, 9), (3, 10), (2, 7), (1, 0), (4, 0)]:
+        step, done, batches = step + taken, done + taken * sharers, batches + taken * sharers
+        state = {"step": step, "epoch": 0, "steps_per_epoch": 150 // sharers, "origin": origin, "sharers": sharers}
+        own = {"steps_of_pass": lambda count: 150 // count}
+        start, schedule, *_ = resumed(
+            tmp_path / str(step) / str(workers), workers, 150 // workers, batches=batches, epoch_batches=done, config=own,
+            **state,
+        )  # fmt: skip
+        left = schedule.last_step(0) - step
+        assert 150 - workers < done + left * workers <= 150
+        assert start.batches == (150 // workers - left) * workers
+        origin, batches, sharers = start.origin, start.batches, workers
 
 
 def test_resuming_with_the_same_number_of_workers(tmp_path):

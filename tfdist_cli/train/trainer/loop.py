@@ -45,6 +45,7 @@ from tfdist_cli.train.trainer.resume import (
     chiefs_learning_rates,
     epoch_position,
     restore_process_state,
+    steps_of_now,
 )
 from tfdist_cli.train.trainer.sigterm import SigtermRequest, Terminated
 
@@ -97,8 +98,9 @@ class TrainingLoop:
             inner.use_ema for inner in leaf_optimizers(self._model.optimizer)
         )
         self._finds_end = config.finds_end
-        self._done = self._recorded = self._batches = 0
-        """Global steps done, epochs whose end is recorded, and batches of the data that were trained on."""
+        self._done = self._recorded = self._batches = self._epoch_batches = 0
+        """Global steps done, epochs whose end is recorded, and batches of the data that were trained on: all of them, and
+        those of the current epoch."""
         self._start = StartPoint()
         self._restore_state: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
@@ -201,6 +203,7 @@ class TrainingLoop:
             )
         self._recorded = position.recorded
         state = start.checkpoint.state if start.checkpoint else TrainingState(0, 0)
+        self._epoch_batches = state.epoch_batches
         self._reporter.begin(position.recorded, state.local_steps)
         self._engine.resume_workers(state.worker_steps)
         if checkpoint := start.checkpoint:
@@ -263,6 +266,7 @@ class TrainingLoop:
             self._totals.add(position.totals)
         self._reporter.begin_epoch()
         if not resumes:
+            self._epoch_batches = 0
             with self._engine.scope():
                 self._engine.begin_epoch()
                 if self._schedule.begins_pass(self._done):
@@ -372,6 +376,7 @@ class TrainingLoop:
         """Takes workers that have joined; returns whether the epoch has another number of steps now."""
         if not self._engine.change_workers(self._done):
             return False
+        self._batches += -self._batches % batches_per_step(self._engine)  # as in the data of the workers of now
         self._sharers, steps_of_pass = self._engine.sharers, self._config.steps_of_pass
         if steps_of_pass is None:
             return False
@@ -380,7 +385,9 @@ class TrainingLoop:
         except TrainingError as error:
             log.warning("epochs keep their %d steps: %s", self._schedule.steps_per_epoch, error.message)
             return False
-        self._schedule = self._schedule.resized(self._done, epoch, config)
+        steps = self._done - self._schedule.first_step(epoch)
+        done = steps_of_now(steps, self._epoch_batches, self._schedule.steps_per_epoch, self._engine, config)
+        self._schedule = self._schedule.resized(self._done, epoch, done, config)
         self._reporter.set_length(self._schedule.total, self._schedule.epochs)
         return True
 
@@ -417,7 +424,9 @@ class TrainingLoop:
         self._totals.add(execution.metrics)
         self._reporter.count(execution)
         self._done += len(execution.losses)
-        self._batches += len(execution.losses) * batches_per_step(self._engine)
+        batches = len(execution.losses) * batches_per_step(self._engine)
+        self._batches += batches
+        self._epoch_batches += batches
         self._pause.count(execution.votes)
         if self._reporter.due():
             self._reporter.report("train", self._done, epoch + 1, self._totals.logs())
@@ -538,6 +547,7 @@ class TrainingLoop:
             self._schedule.origin,
             self._sharers,
             self._batches,
+            self._epoch_batches,
             self._totals.packed(),
             callbacks,
             random_states(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -132,16 +133,44 @@ def _counts(state: TrainingState, engine: Engine, config: TrainingConfig) -> tup
         return state.step, state.origin, state.batches
     log.info("the number of workers changed from %d to %d: the data is divided anew", state.sharers, engine.sharers)
     before = steps_of_epochs(state.epoch, state.steps_per_epoch, state.steps_per_pass or None)
-    share = _share_done(state.step - state.origin - before, state, engine, config)
+    steps = state.step - state.origin - before
+    batches = state.epoch_batches or steps * (state.sharers if engine.synchronous else 1)
+    done = steps_of_now(steps, batches, state.steps_per_epoch, engine, config)
     epochs = steps_of_epochs(state.epoch, config.steps_per_epoch, config.steps_per_pass)
-    return state.step, state.step - epochs - share, state.batches
+    return state.step, state.step - epochs - done, _position(epochs + done, state, engine, config)
 
 
-def _share_done(steps: int, state: TrainingState, engine: Engine, config: TrainingConfig) -> int:
-    """Returns the steps of the current epoch that are done, by the number of workers of now."""
-    if OPEN_END not in (config.steps_per_epoch, state.steps_per_epoch):
-        return round(steps * config.steps_per_epoch / state.steps_per_epoch)
-    return round(steps * state.sharers / engine.sharers) if engine.synchronous else steps
+def steps_of_now(steps: int, batches: int, steps_per_epoch: int, engine: Engine, config: TrainingConfig) -> int:
+    """Returns the steps of the current epoch that are done, counted in steps of the workers of now.
+
+    If an epoch is one pass over the data, what is left of it is as many full steps as the batches that are left make.
+    So an epoch never has more examples than the data, however often the number of workers changes within it.
+
+    Args:
+        steps: the steps of the epoch that are done, by the number of workers so far.
+        batches: the batches of the data that were trained on in the epoch.
+        steps_per_epoch: the steps of an epoch so far.
+        engine: runs the steps of now.
+        config: its `steps_per_epoch` are those of an epoch from now on.
+    """
+    if config.share == "copy" or not (config.steps_of_pass or OPEN_END in (config.steps_per_epoch, steps_per_epoch)):
+        return round(steps * config.steps_per_epoch / steps_per_epoch)
+    return min(math.ceil(batches / batches_per_step(engine)), config.steps_per_epoch)
+
+
+def _position(steps: int, state: TrainingState, engine: Engine, config: TrainingConfig) -> int:
+    """Returns after which batch of the data the workers of now continue: at the beginning of a step of theirs.
+
+    Args:
+        steps: the steps that the workers of now would have taken to get here.
+        state: the state of the training.
+        engine: runs the steps of now.
+        config: the configuration.
+    """
+    each = batches_per_step(engine)
+    if config.steps_of_pass or config.share == "copy":
+        return steps * each  # the end of an epoch stays the end of a pass
+    return math.ceil(state.batches / each) * each
 
 
 def batches_per_step(engine: Engine) -> int:

@@ -62,8 +62,8 @@ def test_epochs_end_with_a_pass():
 def test_an_epoch_whose_length_changes_within_it_keeps_its_place():
     schedule = Schedule(steps_per_epoch=300, total=900, steps_per_execution=20, origin=0)
     config = TrainingConfig(batches(600), steps_per_epoch=200, epochs=3)
-    resized = schedule.resized(450, 1, config)  # half of the second epoch is done
+    resized = schedule.resized(450, 1, 100, config)  # half of the second epoch is done
     assert (resized.first_step(1), resized.last_step(1), resized.epoch(450)) == (350, 550, 1)
     assert (resized.total, resized.epochs) == (750, 3)
-    back = resized.resized(500, 1, TrainingConfig(batches(600), steps_per_epoch=300, epochs=3, max_steps=600))
+    back = resized.resized(500, 1, 225, TrainingConfig(batches(600), steps_per_epoch=300, epochs=3, max_steps=600))
     assert (back.last_step(1), back.total) == (575, 600)

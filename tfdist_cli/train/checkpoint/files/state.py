@@ -37,6 +37,7 @@ class TrainingState:
         sharers: the number of workers, or replicas, that the data was divided among; 0 if written by a version that
             did not record it.
         batches: batches of the data that all of them together have trained on.
+        epoch_batches: how many of them in the current epoch.
         totals: the sums of the metrics in the current epoch, as `MetricTotals` packs them.
         callbacks: the state of the callbacks, as `CallbackStates` returns it.
         random: the states of the process's random number generators, as `random_states` returns them.
@@ -59,6 +60,7 @@ class TrainingState:
     origin: int = 0
     sharers: int = 0
     batches: int = 0
+    epoch_batches: int = 0
     totals: list[float] = field(default_factory=list)
     callbacks: list[dict[str, Any]] = field(default_factory=list)
     random: dict[str, Any] = field(default_factory=dict)

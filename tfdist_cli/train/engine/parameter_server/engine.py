@@ -277,6 +277,7 @@ class ParameterServerEngine:
                 self._workers.admit(worker)
             if self._workers.indices == before:
                 return False
+            self._read.batches += -self._read.batches % self.workers  # a step of theirs begins there
             self._resized[self._context.worker_count] = self._updates
             self._context.seeds.resize(step, self.workers)
             self._context = self._context_for(self.workers)

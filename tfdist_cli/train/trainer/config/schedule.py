@@ -31,16 +31,16 @@ class Schedule:
     origin: int = 0
     steps_per_pass: int | None = None
 
-    def resized(self, step: int, epoch: int, config: TrainingConfig) -> Schedule:
-        """Returns the schedule with other epochs from a step on: as large a part of the current one is done as before.
+    def resized(self, step: int, epoch: int, done: int, config: TrainingConfig) -> Schedule:
+        """Returns the schedule with other epochs from a step on.
 
         Args:
             step: global steps done.
             epoch: the current epoch, counted from 0.
+            done: how many steps of the current epoch are done, if each had as many batches as from now on.
             config: its `steps_per_epoch` are those of an epoch from now on.
         """
-        share = round((step - self.first_step(epoch)) * config.steps_per_epoch / self.steps_per_epoch)
-        origin = step - epoch * config.steps_per_epoch - share
+        origin = step - epoch * config.steps_per_epoch - done
         return replace(
             self, steps_per_epoch=config.steps_per_epoch, total=max(step, config.last_step(origin)), origin=origin
         )
