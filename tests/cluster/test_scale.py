@@ -20,16 +20,16 @@ def training(tmp_path):
     training.stop()
 
 
+def scale(run, *numbers):
+    """Runs `tfdist scale`."""
+    command = [sys.executable, "-m", "tfdist_cli", "scale", run, *numbers]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+
+
 @pytest.mark.rotates(5, 1)
 def test_digits_continue_with_three_workers_and_two_ps(training):
     training.until(lambda: training.trained and training.trained[-1]["step"] > 50, seconds=180)
-    asked = subprocess.run(
-        [sys.executable, "-m", "tfdist_cli", "scale", training.run, "worker=3", "ps=2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    asked = scale(training.run, "worker=3", "ps=2")
     assert asked.returncode == 0, asked.stderr
     done = training.finish(200)
     assert done.code == 0, done.stderr
@@ -49,15 +49,30 @@ def test_digits_continue_with_three_workers_and_two_ps(training):
     trained = check_metrics(done.run_dir)
     ends = [line for line in trained if line["epoch_done"]]
     assert [line["epoch"] for line in ends] == list(range(1, 21))
-    # 1437 digits are 44 batches of 32 for one worker, and 3 times 14 for three; what is left of the epoch is scaled.
+    # 1437 digits are 44 batches of 32 for one worker, and 3 times 14 for three, also in the rest of this epoch.
     epoch, taken = divmod(resumed, 44)
-    rest = 42 - round(taken * 42 / 44)
-    steps = [44] * epoch + [taken + rest] + [42] * (19 - epoch)
+    steps = [44] * epoch + [max(taken, 42)] + [42] * (19 - epoch)
     assert [line["values"]["examples"] for line in ends] == [32 * number for number in steps]
     assert ends[-1]["step"] == sum(steps)
     assert sum(trained[-1]["worker_steps"].values()) == sum(steps) - resumed
     assert set(trained[-1]["worker_steps"]) == {"worker:0", "worker:1", "worker:2"}
     assert abs(accuracy(done) - UNDISTURBED) <= 0.01
+
+
+@pytest.mark.rotates(5, 2)
+def test_a_training_goes_on_if_its_model_has_no_layers_for_more_workers(tmp_path):
+    cluster = SMALL.replace("parameter_server", "model_parallel").replace("ps: {}, ", "")
+    training = Training(tmp_path, cluster, "--set", "train.max_steps=150", "--max-restarts", "0")
+    try:
+        training.until(lambda: training.trained, seconds=180)
+        asked = scale(training.run, "worker=2")
+        assert (asked.returncode, asked.stdout) == (2, "")
+        assert "only 1 layers of the model have weights" in asked.stderr
+        done = training.finish(200)
+    finally:
+        training.stop()
+    assert (done.code, done.report["resizes"], done.report["attempts"]) == (0, [], 1), done.stderr
+    assert check_metrics(done.run_dir)[-1]["step"] == 150
 
 
 @pytest.mark.rotates(5, 0)

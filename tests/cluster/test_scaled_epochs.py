@@ -72,7 +72,7 @@ CLUSTER = "strategy: multi_worker_mirrored\nroles: {worker: {}}\nrecipe: recipe.
 def trained_by_keras(batches):
     """The weights after batches of the data: each is the range of its examples."""
     names = {}
-    exec(RECIPE, names)  # noqa: S102 the recipe above
+    exec(RECIPE, names)
     model, (x, y) = names["model"]({}), names["data"]()
     for begin, end in batches:
         model.train_on_batch(x[begin:end], y[begin:end])
@@ -81,8 +81,11 @@ def trained_by_keras(batches):
 
 def examples(launches):
     """The ranges of examples in the steps of some launches: workers, the batch at which they begin, and steps."""
-    sizes = ((begin * 2 + 2 * workers * number, 2 * workers) for workers, begin, steps in launches for number in range(steps))
-    return [(first % 300, first % 300 + size) for first, size in sizes]
+    return [
+        (2 * (begin + workers * number), 2 * (begin + workers * number + workers))
+        for workers, begin, steps in launches
+        for number in range(steps)
+    ]
 
 
 @pytest.mark.rotates(5)
@@ -91,7 +94,7 @@ def examples(launches):
     [
         # Each number of workers begins where the one before has ended, so each example comes once in an epoch.
         pytest.param([(1, 0, 12), (3, 12, 8), (2, 36, 9), (3, 54, 10), (2, 84, 33)], (2, 0, 75), id="even"),
-        # 13 batches are 4 1/3 steps of three workers: they begin with their sixth step. What is left is 17 steps of two.
+        # 13 batches are 4 1/3 steps of three workers: they begin with their sixth step. 34 batches are left for two.
         pytest.param([(1, 0, 13), (3, 15, 8), (2, 38, 9), (4, 56, 10), (3, 96, 7), (2, 116, 17)], (2, 0, 75), id="odd"),
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ The kinds, with their keys beside `kind`:
 * `joined`: `worker`, `step`: that many were done when its first ones were, `took`: seconds since it asked to join.
 * `join_refused`: `worker`, `reason`, `code`.
 * `left`: `worker`, `step`: its last step is among so many.
+* `limit`: `role`, `most`: the most tasks of a role with which the model can be trained, and the `reason`.
 * `placement`: `bytes` {"ps:0": n} of all variables there, `variables` {"ps:0": n}: how many of the model's.
 * `progress`: `step`, `total` (null when unknown), `epoch`, `epochs`, `steps_per_second`, `metrics` {name: value},
   `workers` {"worker:0": steps per second} of the first 50 workers.

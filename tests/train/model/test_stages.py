@@ -6,7 +6,7 @@ from keras import layers
 
 from tests.support.codes import raises
 from tfdist_cli.errors import TrainingError
-from tfdist_cli.train.model.stages import divide_by_name, divide_evenly, layers_in_order
+from tfdist_cli.train.model.stages import divide_by_name, divide_evenly, layers_in_order, most_stages
 
 
 def nested():
@@ -58,5 +58,8 @@ def test_patterns_that_do_not_fit_are_refused(place, code):
 
 
 def test_a_model_with_fewer_layers_than_stages_is_refused():
+    layers = layers_in_order(nested())
+    assert most_stages(layers) == 3
+    assert max(stage for _, stage in divide_evenly(layers, 3)) == 2
     with raises(TrainingError, "model-not-splittable"):
-        divide_evenly(layers_in_order(nested()), 4)
+        divide_evenly(layers, 4)

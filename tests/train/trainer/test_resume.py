@@ -311,11 +311,9 @@ def test_an_epoch_has_one_pass_however_often_the_number_of_workers_changes(tmp_p
     for workers, taken in [(3, 13), (2, 8), (4, 9), (3, 10), (2, 7), (1, 0), (4, 0)]:
         step, done, batches = step + taken, done + taken * sharers, batches + taken * sharers
         state = {"step": step, "epoch": 0, "steps_per_epoch": 150 // sharers, "origin": origin, "sharers": sharers}
-        own = {"steps_of_pass": lambda count: 150 // count}
-        start, schedule, *_ = resumed(
-            tmp_path / str(step) / str(workers), workers, 150 // workers, batches=batches, epoch_batches=done, config=own,
-            **state,
-        )  # fmt: skip
+        state |= {"batches": batches, "epoch_batches": done}
+        folder, config = tmp_path / f"{step}-{workers}", {"steps_of_pass": lambda count: 150 // count}
+        start, schedule, *_ = resumed(folder, workers, 150 // workers, config=config, **state)
         left = schedule.last_step(0) - step
         assert 150 - workers < done + left * workers <= 150
         assert start.batches == (150 // workers - left) * workers

@@ -208,6 +208,22 @@ def _check_launcher(cluster: Cluster) -> None:
         )
 
 
+def _check_limits(changes: Mapping[Role, tuple[int, int]], state: JobState) -> None:
+    """Checks that the model can be trained with so many tasks: otherwise all of them would end.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    for role, (_, wanted) in changes.items():
+        most, reason = state.limits.get(role, (wanted, ""))
+        if wanted > most:
+            raise UsageError(
+                f"{role}={wanted} is too many, this training can have {most} at most: {reason}",
+                code="too-many-tasks",
+                hint=f"tfdist scale {role}={most}",
+            )
+
+
 class RequestHandler:
     """Answers the requests in a run's directory.
 
@@ -261,6 +277,7 @@ class RequestHandler:
             reason = f"the job cannot be resized now: {state.not_resizable_because}"
             hint = "try again while it trains; `tfdist status` shows its state"
             return RequestAnswered(request.request, "refused", changes, reason, hint, "job-not-resizable")
+        _check_limits(changes, state)
         change = self._planner.change(wanted, changes, state)
         because, is_live = change.needs_checkpoint or "", change.needs_checkpoint is None
         if request.dry_run:

@@ -81,6 +81,9 @@ def with_record(state: JobState, name: TaskId, record: Mapping[str, Any]) -> Job
     if kind == "elastic" and state.policy.decides(name):
         why = "" if record.get("joins") is True else str(record.get("reason") or "the training takes none")
         return replace(state, takes_no_workers_because=why)
+    if kind == "limit" and state.policy.decides(name):
+        limit = int(record["most"]), str(record["reason"])
+        return replace(state, limits={**state.limits, str(record["role"]): limit})
     if kind == "joined" and state.policy.decides(name):
         worker = str(record.get("worker"))
         return _joined(state, next((each for each in state.tasks if str(each) == worker), name))

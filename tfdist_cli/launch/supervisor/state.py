@@ -259,6 +259,7 @@ class JobState:
         restarting: whether the job restarts from its last checkpoint once all tasks have exited.
         resizing: whether that restart is with other numbers of tasks, those of the last resize.
         takes_no_workers_because: why no worker can join now; empty if workers can.
+        limits: the most tasks of a role with which the model can be trained, and why.
         step: the furthest step of the training.
         attempt_step: the last step reported in this attempt; None before the first.
         progressed_at: when the training last made progress, or had computed for the stall timeout.
@@ -281,6 +282,7 @@ class JobState:
     restarting: bool = False
     resizing: bool = False
     takes_no_workers_because: str = NOT_TRAINING_YET
+    limits: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     step: int = 0
     attempt_step: int | None = None
     progressed_at: float = 0.0

@@ -63,7 +63,7 @@ def divide_evenly(
     """
     whole = whole_layers(layers)
     weights = _weights(whole)
-    begins = [index for index, size in enumerate(weights) if size]
+    begins = _possible_begins(weights)
     if len(begins) < count:
         raise TrainingError(
             f"the model cannot be split into {count} stages: only {len(begins)} of its layers have weights",
@@ -77,6 +77,16 @@ def divide_evenly(
         stage += index in starts
         divided.append((layer, stage))
     return divided
+
+
+def most_stages(layers: Sequence[NamedLayer]) -> int:
+    """Returns into how many stages `divide_evenly` can divide layers."""
+    return len(_possible_begins(_weights(whole_layers(layers))))
+
+
+def _possible_begins(weights: Sequence[int]) -> list[int]:
+    """The indices of the layers at which a stage can begin: those with weights of their own."""
+    return [index for index, size in enumerate(weights) if size]
 
 
 def whole_layers(layers: Sequence[NamedLayer]) -> list[keras.Layer]:

@@ -20,7 +20,12 @@ from tfdist_cli.train.data.length import with_length
 from tfdist_cli.train.data.pipeline import repeated
 from tfdist_cli.train.data.shard import DatasetFunction, checked
 from tfdist_cli.train.engine.base import Engine
-from tfdist_cli.train.engine.model_parallel.stages import place_layers, placed_before_slots, times_of_layers
+from tfdist_cli.train.engine.model_parallel.stages import (
+    place_layers,
+    placed_before_slots,
+    report_most_workers,
+    times_of_layers,
+)
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.select import select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
@@ -230,6 +235,7 @@ def _build(context: ClusterContext, step: ModelStep, spec: Any, config: Training
         with placed_before_slots(stages, model, times):
             step.build(spec)
         place_layers(stages, model, times)  # the layers of a model with a train_step of its own
+        report_most_workers(stages, model)
     else:
         step.build(spec)
     if placement := context.placement or stages:

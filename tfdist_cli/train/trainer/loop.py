@@ -99,8 +99,8 @@ class TrainingLoop:
         )
         self._finds_end = config.finds_end
         self._done = self._recorded = self._batches = self._epoch_batches = 0
-        """Global steps done, epochs whose end is recorded, and batches of the data that were trained on: all of them, and
-        those of the current epoch."""
+        """Global steps done, epochs whose end is recorded, and batches of the data that were trained on: in all epochs,
+        and in the current one."""
         self._start = StartPoint()
         self._restore_state: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(

@@ -10,10 +10,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist_cli.protocol.records import emit
 from tfdist_cli.train.data.shard import ALL, DatasetFunction, checked
 from tfdist_cli.train.engine.model_parallel.layer_times import LayerTimes
 from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatches
-from tfdist_cli.train.model.stages import NamedLayer, divide_by_name, divide_evenly, layers_in_order, whole_layers
+from tfdist_cli.train.model.stages import (
+    NamedLayer,
+    divide_by_name,
+    divide_evenly,
+    layers_in_order,
+    most_stages,
+    whole_layers,
+)
 from tfdist_cli.train.tf_compat.keras_model import layers_are_built
 from tfdist_cli.train.tf_compat.patching import replaced
 from tfdist_cli.train.variables.placement import log
@@ -87,6 +95,13 @@ def _log_stages(layers: Sequence[tuple[keras.Layer, int]], count: int, seconds: 
         total = sum(seconds.get(id(layer), 0.0) for layer in own)
         names = [layer.name for layer in own if layer.weights]
         log.info("stage %d: %s to %s, %.1f ms for a micro-batch", stage, names[0], names[-1], 1000 * total)
+
+
+def report_most_workers(stages: Stages, model: keras.Model) -> None:
+    """Reports to the launcher how many workers there can be, if each is a stage and none a replica."""
+    if not stages.rules.place and not stages.rules.stages:
+        most = most_stages(layers_in_order(model))
+        emit("limit", role="worker", most=most, reason=f"only {most} layers of the model have weights")
 
 
 @contextmanager
