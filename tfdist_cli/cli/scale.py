@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -58,8 +58,8 @@ def scale(
     A run that has ended continues with other numbers by
     tfdist launch CLUSTER --run-dir RUN --set roles.worker.replicas=4
 
-    Exit codes: 0 the training continues with these numbers, or already has them; 1 the run ended before, or a task
-    failed to join; 2 the request was rejected; 124 --timeout was exceeded.
+    Exit codes: 0 the training continues with these numbers, or already has them; 1 the run ended before, a task failed
+    to join, or one had to be killed; 2 the request was rejected; 124 --timeout was exceeded.
     """
     run, replicas = _read(arguments)
     with open_run(run) as source:
@@ -97,6 +97,20 @@ def _scale(source: RunSource, view: RunView, request: ScaleRequest, deadline: fl
                 hint=f"tfdist logs {view.shown} --task {scaled['failed'][0]} shows why",
             )
         console.write(f"{what}: {scaled_text(scaled)}")
+        if scaled.get("lost"):
+            raise _lost(scaled["lost"], view, live=bool(answer.get("live")))
+
+
+def _lost(tasks: Sequence[str], view: RunView, *, live: bool) -> TfdistError:
+    """The error for tasks that were killed, or failed, when they were to leave or to save."""
+    names = ", ".join(tasks)
+    cost = "others take their unfinished steps" if live else "the steps since the last checkpoint are taken again"
+    return TfdistError(
+        f"{names} did not {'leave' if live else 'save'} in time, or failed: {cost}",
+        code="lost-while-scaling",
+        hint=f"tfdist logs {view.shown} --task {tasks[0]} shows why; "
+        "tfdist launch --shutdown-timeout SECONDS gives the tasks more time",
+    )
 
 
 def _timeout(message: str, view: RunView) -> TimeoutExceeded:

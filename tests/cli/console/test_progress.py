@@ -157,6 +157,14 @@ def test_tasks_that_come_and_go():
             {"took": 2.1, "joined": ["worker:1"], "left": [], "failed": ["worker:2"]},
             "worker:1 joined and worker:2 failed to join after 2.1 s; the others continued",
         ),
+        (
+            {"live": True, "took": 9.0, "left": ["worker:1"], "lost": ["worker:2"]},
+            "worker:1 left and worker:2 lost after 9.0 s; the others continued",
+        ),
+        (
+            {"live": False, "took": 19.0, "resumed": 7, "lost": ["chief:0"]},
+            "training continued from step 7 after 19 s; chief:0 lost",
+        ),
         ({"took": 0.5, "left": ["worker:1", "worker:2"]}, "worker:1, worker:2 left after 0.5 s; the others continued"),
     ],
 )

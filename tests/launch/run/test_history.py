@@ -247,7 +247,15 @@ def test_a_run_that_was_scaled(folder):
     for number, answer in (("a", "accepted"), ("b", "refused"), ("c", "accepted")):
         folder.happened(3, event="scale", request=number, answer=answer, replicas={"worker": [1, 3]})
     folder.happened(9, event="scaled", request="a", replicas={"worker": [1, 3]}, resumed=40, step=45, took=6.0)
-    one = {"replicas": {"worker": [1, 3]}, "seconds": 3.0, "live": False, "joined": [], "left": [], "failed": []}
+    one = {
+        "replicas": {"worker": [1, 3]},
+        "seconds": 3.0,
+        "live": False,
+        "joined": [],
+        "left": [],
+        "failed": [],
+        "lost": [],
+    }
     expected = [one | {"resumed": 40, "took": 6.0}, one | {"resumed": None, "took": None}]
     assert read_run(folder.path).as_json()["scaled"] == expected
 
@@ -255,7 +263,7 @@ def test_a_run_that_was_scaled(folder):
 def test_a_run_whose_tasks_joined_and_left(folder):
     started(folder)
     folder.happened(3, event="scale", request="a", answer="accepted", live=True, replicas={"worker": [1, 3]})
-    names = {"joined": ["worker:1"], "left": [], "failed": ["worker:2"]}
+    names = {"joined": ["worker:1"], "left": [], "failed": ["worker:2"], "lost": []}
     folder.happened(4, event="scaled", request="a", replicas={"worker": [1, 3]}, resumed=None, took=1.5, **names)
     (scaled,) = read_run(folder.path).scaled
     assert scaled == {

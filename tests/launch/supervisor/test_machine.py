@@ -390,10 +390,25 @@ def test_a_training_that_is_done_before_it_has_ended_for_other_numbers_is_done()
 
 
 def test_a_chief_that_cannot_save_in_time_is_killed_and_the_job_is_resized_all_the_same():
-    job = resized_job()
+    job = resized_job(max_restarts=1)
     assert job.at(35, Tick()) == {CHIEF: KILL} | dict.fromkeys((W0, W1, PS, EVALUATOR), TERM)
     job.at(36, *(Exited(task, -9) for task in (*PS_TASKS, EVALUATOR)), Tick())
     assert job.actions == tuple(Start(task, 2) for task in MORE.tasks)
+    (lost,), (resize,) = job.state.lost_tasks, job.state.resizes
+    assert (lost.task, lost.attempt, lost.step, resize.lost, job.state.restarts) == (CHIEF, 1, 40, (CHIEF,), 0)
+    job.at(37, *up(*MORE.tasks), progress(41))
+    job.at(38, Exited(PS, -9), *(Exited(task, 143) for task in (CHIEF, W0, W1, W2)))
+    job.at(38, Tick())
+    assert job.actions == tuple(Start(task, 3) for task in MORE.tasks), "the one restart is not used up"
+
+
+@pytest.mark.parametrize("code", [1, -11, -9])
+def test_a_chief_that_fails_while_it_saves_for_a_resize_is_reported_as_lost(code):
+    job = resized_job(max_restarts=0)
+    job.at(6, Exited(CHIEF, code), *(Exited(task, 143) for task in (W0, W1, PS, EVALUATOR)))
+    job.at(6, Tick())
+    assert job.actions == tuple(Start(task, 2) for task in MORE.tasks)
+    assert [lost.task for lost in job.state.lost_tasks] == [CHIEF]
 
 
 def test_a_job_whose_tasks_cannot_be_ended_is_not_resized():

@@ -161,13 +161,14 @@ def test_a_worker_that_does_not_leave_is_killed():
     job.at(42, Exited(W1, -9))
     assert job.statuses()[W1] is Status.STOPPED
     assert (job.state.resizes[0].trained_at, job.state.restarts, job.state.phase) == (42, 0, Phase.RUNNING)
+    assert job.state.resizes[0].lost == (W1,)
 
 
-@pytest.mark.parametrize("code", [-15, 143, 1])
-def test_a_worker_that_leaves_without_the_chief_is_stopped_and_no_failure(code):
+@pytest.mark.parametrize(("code", "lost"), [(-15, ()), (143, ()), (1, (W1,)), (-9, (W1,))])
+def test_a_worker_that_leaves_without_the_chief_is_stopped_and_no_failure(code, lost):
     job = training()
     job.at(10, leaving(W1), Exited(W1, code))
-    assert job.statuses()[W1] is Status.STOPPED
+    assert (job.statuses()[W1], job.state.resizes[0].lost) == (Status.STOPPED, lost)
     assert (job.state.phase, job.state.failures) == (Phase.RUNNING, ())
 
 

@@ -207,16 +207,18 @@ def scaled_text(scaled: Mapping[str, Any]) -> str:
     if took is None:
         return ""
     happened = [f"{', '.join(names)} {what}" for key, what in _HAPPENED if (names := scaled.get(key))]
-    if happened:
+    if happened and scaled.get("live", True):
         return f"{' and '.join(happened)} after {duration(took)}; the others continued"
     where = "from the beginning" if scaled.get("resumed") is None else f"from step {scaled['resumed']}"
-    return f"training continued {where} after {duration(took)}"
+    return "; ".join([f"training continued {where} after {duration(took)}", *happened])
 
 
-_HAPPENED = (("joined", "joined"), ("left", "left"), ("failed", "failed to join"))
+_HAPPENED = (("joined", "joined"), ("left", "left"), ("failed", "failed to join"), ("lost", "lost"))
 
 
 def _restart(loss: LostTask, state: JobState) -> str:
+    if loss.resizing:
+        return f"{loss.task} was lost before it had saved: {cause_of(loss)}"
     what = "restarting it" if loss.alone else "restarting all tasks from the last checkpoint"
     when = f" in {loss.delay:g} s" if loss.delay else ""
     used = f"restart {state.restarts} of {state.policy.max_restarts}"

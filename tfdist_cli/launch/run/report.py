@@ -103,7 +103,7 @@ class Report:
         checkpoints: path and step of each, oldest first.
         exports: the paths of the exported models.
         warnings: other problems that the user should know.
-        lost_tasks: the failures that led to a restart, oldest first.
+        lost_tasks: the failures that led to a restart, and those of a resize, oldest first.
         attempts: how often all tasks were started.
         resizes: the changes of the numbers of tasks, oldest first.
         signum: the signal to the launcher that ended the job.
@@ -208,12 +208,13 @@ def resize_as_json(resize: Resize) -> dict[str, Any]:
 
 
 def resize_outcome(resize: Resize) -> dict[str, Any]:
-    """What became of a resize: how long it took, and the tasks that joined and left while the others continued."""
+    """What became of a resize: how long it took, the tasks that joined and left, and those that it has cost."""
     took = None if resize.trained_at is None else round(resize.trained_at - resize.asked_at, 3)
     joined = [task for task in resize.wanted.joins if task not in resize.failed]
-    left = [task for task in resize.wanted.leaves if task not in resize.kept]
-    names = {"joined": joined, "left": left, "failed": resize.failed}
-    return {"took": took, **{key: [str(task) for task in tasks] for key, tasks in names.items()}}
+    left = [task for task in resize.wanted.leaves if task not in (*resize.kept, *resize.lost)]
+    names = {"joined": joined, "left": left, "failed": resize.failed, "lost": resize.lost}
+    lists = {key: [str(task) for task in tasks] for key, tasks in names.items()}
+    return {"live": resize.wanted.is_live, "took": took, **lists}
 
 
 def _task_as_json(task: TaskExit) -> dict[str, Any]:

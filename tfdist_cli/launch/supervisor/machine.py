@@ -59,6 +59,7 @@ from tfdist_cli.launch.supervisor.state import (
     NOT_TRAINING_YET,
     JobPolicy,
     JobState,
+    LostTask,
     Phase,
     Resize,
     Status,
@@ -148,7 +149,19 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
     status = exit_status_after_leaving(state, event.task, task) or _exit_status(state, event.task, task)
     task = replace(task, status=status)
     state = _with(state, event.task, task)
+    if state.resizing and state.policy.decides(event.task) and not task.ended_as_asked:
+        state = _lost_in_resize(state, event.task)
     return _after_exit(state, event.task, now)
+
+
+def _lost_in_resize(state: JobState, name: TaskId) -> JobState:
+    """The state after a task has exited that was to save before a resize, and was killed or failed."""
+    *before, last = state.resizes
+    lost = LostTask(
+        name, state.tasks[name], state.attempt, False, state.step, made_progress=True, delay=0.0, resizing=True
+    )
+    resize = replace(last, lost=(*last.lost, name))
+    return replace(state, resizes=(*before, resize), lost_tasks=(*state.lost_tasks, lost))
 
 
 def _after_exit(state: JobState, exited: TaskId, now: float) -> Step:
@@ -188,7 +201,7 @@ def _exit_status_after_stop(state: JobState, name: TaskId, task: TaskState) -> S
     """The status of a task that exited after a stop signal. One that only served others is done if they are."""
     if (state.failing or state.start_timed_out) and _failed_before_stop(task):
         return Status.FAILED
-    return Status.DONE if state.has_served(name) and task.ended_by_launcher and not task.was_killed else Status.STOPPED
+    return Status.DONE if state.has_served(name) and task.ended_as_asked else Status.STOPPED
 
 
 def _failed_before_stop(task: TaskState) -> bool:

@@ -72,7 +72,7 @@ def exit_status_after_leaving(state: JobState, name: TaskId, task: TaskState) ->
         return Status.LEFT
     if not task.leaving:
         return None
-    return Status.LEFT if not registered and task.ended_by_launcher and not task.was_killed else Status.STOPPED
+    return Status.LEFT if not registered and task.ended_as_asked else Status.STOPPED
 
 
 def with_record(state: JobState, name: TaskId, record: Mapping[str, Any]) -> JobState:
@@ -110,7 +110,9 @@ def with_finished_change(state: JobState, now: float) -> JobState:
     if any(task.joining for task in waiting) or any(state.tasks[name].leaving for name in alive):
         return state
     failed = tuple(name for name in resize.wanted.joins if failed_to_join(state, name))
-    done = replace(resize, trained_at=now, failed=failed, kept=tuple(alive))
+    gone = [name for name in resize.wanted.leaves if name not in alive]
+    lost = tuple(name for name in gone if not state.tasks[name].ended_as_asked)
+    done = replace(resize, trained_at=now, failed=failed, kept=tuple(alive), lost=lost)
     return replace(state, resizes=(*state.resizes[:-1], done))
 
 

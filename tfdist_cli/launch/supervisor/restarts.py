@@ -41,7 +41,8 @@ def decide_restart(state: JobState, name: TaskId) -> RestartDecision:
     if not most or spec.policy == "never" or state.tasks[name].cancelled:
         return RestartDecision()
     task, alone = state.tasks[name], spec.policy == "replace"
-    before = [lost for lost in state.lost_tasks if lost.alone == alone and (not alone or lost.task == name)]
+    failed = [lost for lost in state.lost_tasks if not lost.resizing]
+    before = [lost for lost in failed if lost.alone == alone and (not alone or lost.task == name)]
     made_progress = not before or _made_progress(state, name, before[-1])
     if reason := _not_retryable(state, task):
         return RestartDecision(not_restarted_because=reason)
@@ -52,7 +53,7 @@ def decide_restart(state: JobState, name: TaskId) -> RestartDecision:
         return RestartDecision(
             not_restarted_because=f"not started again: all restarts of --max-restarts {most} are used"
         )
-    own = sum(lost.task == name and not lost.caused_by for lost in state.lost_tasks)
+    own = sum(lost.task == name and not lost.caused_by for lost in failed)
     if spec.max is not None and own >= spec.max and not cause:
         return RestartDecision(not_restarted_because=f"not started again: roles.{name.role}.restart.max is {spec.max}")
     lost = LostTask(name, task, state.attempt, alone, state.step, made_progress, 0.0, cause)

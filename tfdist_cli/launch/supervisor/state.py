@@ -191,10 +191,15 @@ class TaskState:
         }[self.stop_sent]
         return self.code in (0, *(-number for number in sent), *(128 + number for number in sent))
 
+    @property
+    def ended_as_asked(self) -> bool:
+        """Whether it ended by itself after SIGTERM: neither an error nor SIGKILL kept it from finishing its work."""
+        return self.ended_by_launcher and not self.was_killed
+
 
 @dataclass(frozen=True)
 class LostTask:
-    """A failed task that leads to a restart, of itself or of the whole job.
+    """A failed task that leads to a restart, of itself or of the whole job; or one that was to save before a resize.
 
     Args:
         task: the task.
@@ -205,6 +210,7 @@ class LostTask:
         made_progress: whether there was progress since the previous restart, if there was one.
         delay: seconds until the restart.
         caused_by: the lost task that caused this failure. Only that one counts toward the limits then.
+        resizing: whether it was to save for a resize, which starts all tasks anyway: it counts toward no limit.
     """
 
     task: TaskId
@@ -215,6 +221,7 @@ class LostTask:
     made_progress: bool
     delay: float
     caused_by: TaskId | None = None
+    resizing: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,7 @@ class Resize:
             left. None until then.
         failed: the tasks that could not join.
         kept: the tasks that did not leave, since no other task of their role could join.
+        lost: the tasks that were asked to leave or to save, and failed or were killed instead.
     """
 
     wanted: ResizeAccepted
@@ -241,6 +249,7 @@ class Resize:
     trained_at: float | None = None
     failed: tuple[TaskId, ...] = ()
     kept: tuple[TaskId, ...] = ()
+    lost: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,7 @@ class JobState:
         until: when the phase times out; None for no limit.
         attempt: how often all tasks were started, from 1.
         attempt_started_at: when they were last started.
-        lost_tasks: the failures that led to a restart, oldest first.
+        lost_tasks: the failures that led to a restart, and those of a resize, oldest first.
         resizes: the changes of the numbers of tasks, oldest first.
         restarting: whether the job restarts from its last checkpoint once all tasks have exited.
         resizing: whether that restart is with other numbers of tasks, those of the last resize.
@@ -403,7 +412,7 @@ class JobState:
     @property
     def restarts(self) -> int:
         """How many of the allowed restarts have been used."""
-        return sum(lost.caused_by is None for lost in self.lost_tasks)
+        return sum(lost.caused_by is None and not lost.resizing for lost in self.lost_tasks)
 
     @property
     def training_done(self) -> bool:
