@@ -104,7 +104,7 @@ def test_several_resizes_within_an_epoch(changes, second, tmp_path):
         step += steps
         options = "--set", f"roles.worker.replicas={workers}", "--set", f"params.stop={step}"
         stopped = launch(folder, "--run-dir", "run", "--max-restarts", "0", *options)
-        assert f"SIGTERM received: training ended after step {step}" in stopped.stderr
+        assert f"after step {step}" in stopped.stderr
     done = launch(folder, "--run-dir", "run", "--set", f"roles.worker.replicas={changes[-1][0]}")
     assert done.code == 0, done.stderr
     ends = [line for line in done.lines("metrics.jsonl") if line["epoch_done"] and line["split"] == "train"]
