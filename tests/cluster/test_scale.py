@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.chaos import UNDISTURBED, Training, accuracy, check_metrics
+from tests.support.chaos import RECIPE, UNDISTURBED, Training, accuracy, check_metrics
 from tests.support.codes import codes_in
 from tests.support.launching import MIRRORED, launch, project
 
@@ -73,6 +73,26 @@ def test_a_training_goes_on_if_its_model_has_no_layers_for_more_workers(tmp_path
         training.stop()
     assert (done.code, done.report["resizes"], done.report["attempts"]) == (0, [], 1), done.stderr
     assert check_metrics(done.run_dir)[-1]["step"] == 150
+
+
+@pytest.mark.rotates(5, 3)
+def test_a_training_goes_on_as_before_if_the_data_has_too_few_batches_for_more_workers(tmp_path):
+    module = RECIPE.replace("digits.load(split)", "tuple(part[:70] for part in digits.load(split))")
+    options = "--set", "params.microseconds=4000", "--set", "train.max_steps=100", "--set", "train.epochs=100"
+    training = Training(tmp_path, MIRRORED, *options, "--max-restarts", "0", module=module)
+    try:
+        training.until(lambda: training.trained, seconds=180)
+        asked = scale(training.run, "worker=3")
+        assert (asked.returncode, codes_in(asked.stderr)) == (1, ["resize-reverted"])
+        done = training.finish(200)
+    finally:
+        training.stop()
+    assert (done.code, done.report["attempts"], done.report["step"]) == (0, 3, 100), done.stderr
+    (resize,), (lost,) = done.report["resizes"], done.report["losses"]
+    assert resize["resumed"] >= resize["step"]
+    assert resize["reverted"].startswith(lost["task"])
+    assert {task["task"] for task in done.report["tasks"]} == {"worker:0", "worker:1"}
+    assert not (done.run_dir / "metrics_lost.jsonl").exists(), "a step was taken twice"
 
 
 @pytest.mark.rotates(5, 0)

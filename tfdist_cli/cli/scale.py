@@ -59,7 +59,8 @@ def scale(
     tfdist launch CLUSTER --run-dir RUN --set roles.worker.replicas=4
 
     Exit codes: 0 the training continues with these numbers, or already has them; 1 the run ended before, a task failed
-    to join, or one had to be killed; 2 the request was rejected; 124 --timeout was exceeded.
+    to join or had to be killed, or the training cannot run with these numbers and continues as before; 2 the request
+    was rejected; 124 --timeout was exceeded.
     """
     run, replicas = _read(arguments)
     with open_run(run) as source:
@@ -95,6 +96,12 @@ def _scale(source: RunSource, view: RunView, request: ScaleRequest, deadline: fl
                 f"{names} failed to join; the training continues without",
                 code="join-failed",
                 hint=f"tfdist logs {view.shown} --task {scaled['failed'][0]} shows why",
+            )
+        if scaled.get("reverted"):
+            raise TfdistError(
+                f"the training cannot run with {what}, and continues as before: {scaled['reverted']}",
+                code="resize-reverted",
+                hint=f"tfdist logs {view.shown} has the output of the tasks that failed",
             )
         console.write(f"{what}: {scaled_text(scaled)}")
         if scaled.get("lost"):

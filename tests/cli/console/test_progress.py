@@ -165,6 +165,10 @@ def test_tasks_that_come_and_go():
             {"live": False, "took": 19.0, "resumed": 7, "lost": ["chief:0"]},
             "training continued from step 7 after 19 s; chief:0 lost",
         ),
+        (
+            {"live": False, "took": 19.0, "resumed": 7, "reverted": "chief:0: exit code 1"},
+            "training continued from step 7 after 19 s; with the numbers from before, since chief:0: exit code 1",
+        ),
         ({"took": 0.5, "left": ["worker:1", "worker:2"]}, "worker:1, worker:2 left after 0.5 s; the others continued"),
     ],
 )

@@ -226,7 +226,7 @@ class ScriptedRequests:
     """Is asked for three workers, twice at once, and has a plan for them."""
 
     def __init__(self, plan):
-        self.plan = lambda: plan
+        self.plan = lambda _tasks: plan
         self.left = ["first", "second"]
 
     def requests(self):
@@ -271,7 +271,7 @@ def test_a_request_gives_the_job_another_plan(name, runs, cluster, make_cluster,
     assert len(launcher.runs) == runs
     started = [action.task for run in launcher.runs for action in run.actions if isinstance(action, Start)]
     assert started == [CHIEF, WORKER, PS, CHIEF, *(TaskId("worker", number) for number in range(3)), PS]
-    assert [plan for run in launcher.runs for plan in run.plans] == [request_handler.plan()] * (2 - runs)
+    assert [plan for run in launcher.runs for plan in run.plans] == [request_handler.plan(())] * (2 - runs)
     answers = [event for event, _, _ in seen.all if isinstance(event, ResizeAccepted | RequestAnswered)]
     assert [type(answer) for answer in answers] == [ResizeAccepted, RequestAnswered]
     assert answers[1].code == "job-not-resizable"

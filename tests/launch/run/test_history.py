@@ -255,6 +255,7 @@ def test_a_run_that_was_scaled(folder):
         "left": [],
         "failed": [],
         "lost": [],
+        "reverted": None,
     }
     expected = [one | {"resumed": 40, "took": 6.0}, one | {"resumed": None, "took": None}]
     assert read_run(folder.path).as_json()["scaled"] == expected
@@ -263,7 +264,7 @@ def test_a_run_that_was_scaled(folder):
 def test_a_run_whose_tasks_joined_and_left(folder):
     started(folder)
     folder.happened(3, event="scale", request="a", answer="accepted", live=True, replicas={"worker": [1, 3]})
-    names = {"joined": ["worker:1"], "left": [], "failed": ["worker:2"], "lost": []}
+    names = {"joined": ["worker:1"], "left": [], "failed": ["worker:2"], "lost": [], "reverted": None}
     folder.happened(4, event="scaled", request="a", replicas={"worker": [1, 3]}, resumed=None, took=1.5, **names)
     (scaled,) = read_run(folder.path).scaled
     assert scaled == {

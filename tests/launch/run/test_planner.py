@@ -55,7 +55,7 @@ def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(make_han
     event = request_handler.answer(ScaleRequest("a", {"worker": 3, "ps": 1}), RUNNING)
     assert replace(event, because="") == ResizeAccepted("a", {"worker": (1, 3)}, (CHIEF, W0, W1, W2, PS))
     assert "worker:1" in event.because
-    plan = request_handler.plan()
+    plan = request_handler.plan(event.tasks)
     assert [planned.task for planned in plan.tasks] == list(event.tasks)
     assert len({planned.address.port for planned in plan.tasks} - {0}) == 5
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
@@ -67,8 +67,18 @@ def test_a_request_that_can_be_met_has_a_plan_with_addresses_of_its_own(make_han
 
 def test_a_port_that_is_given_is_let_go_and_taken_again(make_handler):
     request_handler = make_handler(chief=["127.0.0.1:23456"])
-    request_handler.answer(ScaleRequest("a", {"worker": 2}), RUNNING)
-    assert str(request_handler.plan()[CHIEF].address) == "127.0.0.1:23456"
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), RUNNING)
+    assert str(request_handler.plan(event.tasks)[CHIEF].address) == "127.0.0.1:23456"
+
+
+def test_the_plan_from_before_is_made_again_if_the_other_one_has_failed(make_handler, tmp_path):
+    request_handler = make_handler()
+    before = (CHIEF, W0, PS)
+    event = request_handler.answer(ScaleRequest("a", {"worker": 3, "ps": 1}), RUNNING)
+    request_handler.plan(event.tasks)
+    assert tuple(planned.task for planned in request_handler.plan(before).tasks) == before
+    assert load_run(tmp_path / "run" / "cluster.yaml")[0].roles.count("worker") == 1
+    assert request_handler.answer(ScaleRequest("b", {"worker": 1}), RUNNING) == RequestAnswered("b", "unchanged")
 
 
 def test_whether_it_could_be_met_changes_nothing(make_handler):
@@ -77,7 +87,7 @@ def test_whether_it_could_be_met_changes_nothing(make_handler):
         "a", "possible", {"ps": (1, 2)}
     )
     with pytest.raises(RuntimeError, match="no request"):
-        request_handler.plan()
+        request_handler.plan(RUNNING.wanted)
 
 
 @pytest.mark.parametrize(

@@ -416,7 +416,7 @@ def test_other_numbers_of_tasks(played):
     assert (job.report.exit_code, job.report.lost_tasks) == (0, ())
     assert job.report.as_json()["resizes"] == [
         {"replicas": {"worker": [1, 2]}, "attempt": 1, "seconds": 3, "step": 7, "resumed": 9, "trained": 6, "took": 3}
-        | {"live": False, "joined": [], "left": [], "failed": [], "lost": []}
+        | {"live": False, "joined": [], "left": [], "failed": [], "lost": [], "reverted": None}
     ]
 
 

@@ -120,7 +120,7 @@ class FailingDesk(ScriptedRequests):
         self.plan = self.fail
         self.error = error
 
-    def fail(self):
+    def fail(self, _tasks):
         raise self.error
 
 

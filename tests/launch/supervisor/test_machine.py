@@ -411,6 +411,43 @@ def test_a_chief_that_fails_while_it_saves_for_a_resize_is_reported_as_lost(code
     assert [lost.task for lost in job.state.lost_tasks] == [CHIEF]
 
 
+def reverted_job(**options):
+    """A resized job whose chief fails before its first step, for a reason that a restart cannot help."""
+    job = resized_job(**options)
+    job.at(6, *(Exited(task, 143) for task in (*PS_TASKS, EVALUATOR)))
+    job.at(6, Tick())
+    job.at(8, *up(*MORE.tasks), RecordReceived(CHIEF, {"kind": "error", "type": "E", "message": "no", "retry": False}))
+    assert job.at(9, Exited(CHIEF, 1)) == dict.fromkeys((W0, W1, W2, PS), TERM)
+    return job
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_job_that_cannot_train_with_other_numbers_goes_on_with_those_from_before(restarts):
+    job = reverted_job(max_restarts=restarts)
+    job.at(10, *(Exited(task, 143) for task in (W0, W1, W2, PS)))
+    job.at(10, Tick())
+    assert job.actions == tuple(Start(task, 3) for task in (*PS_TASKS, EVALUATOR))
+    assert "resize" in job.state.not_resizable_because
+    job.at(12, *up(*PS_TASKS), progress(41))
+    (resize,), (lost,) = job.state.resizes, job.state.lost_tasks
+    assert (resize.trained_at, resize.reverted, lost.task, job.state.restarts) == (12, lost, CHIEF, 0)
+    assert (job.state.not_resizable_because, job.state.exit_code) == ("", 0)
+
+
+def test_a_job_that_fails_with_the_numbers_from_before_too_ends():
+    job = reverted_job()
+    job.at(10, *(Exited(task, 143) for task in (W0, W1, W2, PS)))
+    job.at(10, Tick())
+    job.at(11, *up(*PS_TASKS), error(CHIEF), Exited(CHIEF, 1), *(Exited(task, 143) for task in (W0, W1, PS, EVALUATOR)))
+    assert (job.ended, job.state.exit_code) == (True, 1)
+
+
+def test_a_signal_ends_a_job_whose_resize_is_reverted():
+    job = reverted_job()
+    job.at(10, TERMINATED, *(Exited(task, 143) for task in (W0, W1, W2, PS)))
+    assert (job.ended, job.state.exit_code) == (True, 143)
+
+
 def test_a_job_whose_tasks_cannot_be_ended_is_not_resized():
     job = resized_job()
     job.at(6, Exited(CHIEF, 143), Exited(PS, 143), Exited(W0, 143), Exited(EVALUATOR, 143))

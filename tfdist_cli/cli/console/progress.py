@@ -210,6 +210,8 @@ def scaled_text(scaled: Mapping[str, Any]) -> str:
     if happened and scaled.get("live", True):
         return f"{' and '.join(happened)} after {duration(took)}; the others continued"
     where = "from the beginning" if scaled.get("resumed") is None else f"from step {scaled['resumed']}"
+    if scaled.get("reverted"):
+        happened.append(f"with the numbers from before, since {scaled['reverted']}")
     return "; ".join([f"training continued {where} after {duration(took)}", *happened])
 
 
@@ -217,6 +219,8 @@ _HAPPENED = (("joined", "joined"), ("left", "left"), ("failed", "failed to join"
 
 
 def _restart(loss: LostTask, state: JobState) -> str:
+    if loss.resizing and state.resizes[-1].reverted == loss:
+        return f"{loss.task} failed: {cause_of(loss)}; starting the tasks of before"
     if loss.resizing:
         return f"{loss.task} was lost before it had saved: {cause_of(loss)}"
     what = "restarting it" if loss.alone else "restarting all tasks from the last checkpoint"

@@ -74,12 +74,12 @@ async def run_job(
             async with launcher.start(plan, context) as run:
                 await supervisor.supervise(run)
                 while request_handler and plan.cluster.launcher_traits.run_lasts and supervisor.needs_plan:
-                    plan = request_handler.plan()
+                    plan = request_handler.plan(supervisor.state.wanted)
                     run.follow(plan)
                     await supervisor.supervise(run)
             if request_handler is None or supervisor.state.phase is Phase.ENDED:
                 return supervisor.state
-            plan = request_handler.plan()
+            plan = request_handler.plan(supervisor.state.wanted)
 
 
 class Supervisor:

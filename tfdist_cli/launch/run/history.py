@@ -100,8 +100,8 @@ class RunView:
         scaled: for each accepted `tfdist scale` in this launch: `replicas` {role: [before, after]}, `seconds`: when,
             `live`: whether the others continued meanwhile, `took`: seconds until the training had the new size,
             `resumed`: the step from which it resumed if all tasks started anew, and the lists `joined`, `left`,
-            `failed` (to join) and `lost` (while they should leave or save) of tasks. `resumed` and `took` are null
-            until then.
+            `failed` (to join) and `lost` (while they should leave or save) of tasks. `reverted`: the failure because
+            of which the tasks of before went on. `resumed`, `took` and `reverted` may be null.
         manual: whether its tasks were started each by itself, without a launcher.
     """
 
@@ -526,6 +526,7 @@ def _scaled(events: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
         request = str(event.get("request"))
         after: dict[str, Any] = {key: number(event.get(key)) for key in ("resumed", "took")}
         after |= {key: _names(event.get(key)) for key in ("joined", "left", "failed", "lost")}
+        after["reverted"] = str(event["reverted"]) if event.get("reverted") else None
         if event.get("event") == "scale" and event.get("answer") == "accepted" and (changes := _changes(event)):
             live = event.get("live") is True
             found[request] = {"replicas": changes, "seconds": event["seconds"], "live": live, **after}

@@ -238,6 +238,7 @@ class RequestHandler:
         self._run_dir = run_dir
         self._clock = clock
         self._wanted: Cluster | None = None
+        self._before: Cluster | None = None
         self.extended: Plan | None = None
         """The plan after the last accepted change of a running job."""
 
@@ -282,19 +283,22 @@ class RequestHandler:
         because, is_live = change.needs_checkpoint or "", change.needs_checkpoint is None
         if request.dry_run:
             return RequestAnswered(request.request, "possible", changes, because, live=is_live)
-        self._wanted = wanted
+        self._wanted, self._before = wanted, self._planner.cluster
         if not is_live:
             return ResizeAccepted(request.request, changes, wanted.tasks, because=because)
         self.extended = self._planner.extended_plan(self._run_dir, wanted, state.present)
         return ResizeAccepted(request.request, changes, wanted.tasks, change.joins, change.leaves)
 
-    def plan(self) -> Plan:
-        """The plan of the last accepted resize; all earlier tasks have exited.
+    def plan(self, tasks: Iterable[TaskId]) -> Plan:
+        """The plan of the last accepted resize, or of before it if that has failed; all earlier tasks have exited.
+
+        Args:
+            tasks: every task of it.
 
         Raises:
             UsageError: another program has taken an address in the meantime.
         """
-        if self._wanted is None:
+        if self._wanted is None or self._before is None:
             raise RuntimeError("no request has been accepted")
-        self._planner.switch_to(self._wanted)
+        self._planner.switch_to(self._wanted if set(tasks) == set(self._wanted.tasks) else self._before)
         return self._planner.plan(self._run_dir)

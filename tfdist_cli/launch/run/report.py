@@ -214,7 +214,8 @@ def resize_outcome(resize: Resize) -> dict[str, Any]:
     left = [task for task in resize.wanted.leaves if task not in (*resize.kept, *resize.lost)]
     names = {"joined": joined, "left": left, "failed": resize.failed, "lost": resize.lost}
     lists = {key: [str(task) for task in tasks] for key, tasks in names.items()}
-    return {"live": resize.wanted.is_live, "took": took, **lists}
+    reverted = None if resize.reverted is None else f"{resize.reverted.task}: {cause_of(resize.reverted)}"
+    return {"live": resize.wanted.is_live, "took": took, **lists, "reverted": reverted}
 
 
 def _task_as_json(task: TaskExit) -> dict[str, Any]:

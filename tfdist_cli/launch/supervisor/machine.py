@@ -15,7 +15,8 @@ It has no clock and no processes. Its rules, on which the documentation and the 
 * A job that restarts first ends like any other. After a delay all its tasks start again. A signal ends it for good.
 * Tasks of some roles join and leave while the others continue; see `membership.py`.
 * A job that is resized in another way ends as after a signal, so that it can save. All tasks of its new size start at
-  once. That is not a restart: no limit counts it. If its training is done before all tasks have exited, it is done.
+  once. That is not a restart: no limit counts it. If its training is done before all tasks have exited, it is done. If
+  those tasks fail before their first step, and no restart follows, the tasks of the numbers before start again.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _resized(state: JobState, event: ResizeAccepted, now: float) -> Step:
     """After a request for other numbers of tasks: while the others continue, or through a checkpoint."""
     if event.is_live:
         return with_changed_tasks(state, event, now), tuple(Start(name, state.attempt) for name in event.joins)
-    resize = Resize(event, now, state.attempt, state.attempt_step)
+    resize = Resize(event, now, state.attempt, state.attempt_step, before=state.wanted)
     state = replace(state, resizes=(*state.resizes, resize), restarting=True, resizing=True)
     return _save_and_stop(state, now)
 
@@ -149,7 +150,7 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
     status = exit_status_after_leaving(state, event.task, task) or _exit_status(state, event.task, task)
     task = replace(task, status=status)
     state = _with(state, event.task, task)
-    if state.resizing and state.policy.decides(event.task) and not task.ended_as_asked:
+    if state.resizing and not state.failing and state.policy.decides(event.task) and not task.ended_as_asked:
         state = _lost_in_resize(state, event.task)
     return _after_exit(state, event.task, now)
 
@@ -157,11 +158,22 @@ def _exited(state: JobState, event: Exited, now: float) -> Step:
 def _lost_in_resize(state: JobState, name: TaskId) -> JobState:
     """The state after a task has exited that was to save before a resize, and was killed or failed."""
     *before, last = state.resizes
-    lost = LostTask(
-        name, state.tasks[name], state.attempt, False, state.step, made_progress=True, delay=0.0, resizing=True
-    )
     resize = replace(last, lost=(*last.lost, name))
-    return replace(state, resizes=(*before, resize), lost_tasks=(*state.lost_tasks, lost))
+    return replace(state, resizes=(*before, resize), lost_tasks=(*state.lost_tasks, _cost_of_resize(state, name)))
+
+
+def _cost_of_resize(state: JobState, name: TaskId) -> LostTask:
+    task = state.tasks[name]
+    return LostTask(name, task, state.attempt, False, state.step, made_progress=True, delay=0.0, resizing=True)
+
+
+def _revert_resize(state: JobState, name: TaskId, now: float) -> Step:
+    """After a failure for which the job cannot train with the numbers of a resize: the ones from before start again."""
+    *before, last = state.resizes
+    lost = _cost_of_resize(state, name)
+    resizes, lost_tasks = (*before, replace(last, reverted=lost)), (*state.lost_tasks, lost)
+    state = replace(with_silent_tasks(state, name, now), resizes=resizes, lost_tasks=lost_tasks)
+    return _stop(replace(state, failing=True, restarting=True, resizing=True), now, RESTART_GRACE)
 
 
 def _after_exit(state: JobState, exited: TaskId, now: float) -> Step:
@@ -226,11 +238,7 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
         return _with(state, name, task), ()
     if lost is None:
         task = replace(state.tasks[name], not_restarted_because=decision.not_restarted_because)
-        state = _with(state, name, task)
-        if not name.traits.optional:
-            return _save_and_stop(replace(with_silent_tasks(state, name, now), failing=True), now)
-        over = state.phase is Phase.EVALUATING and not _evaluators(state)
-        return _stop(state, now) if over else (state, ())
+        return _failed_for_good(_with(state, name, task), name, now)
     state = replace(state, lost_tasks=(*state.lost_tasks, lost))
     if lost.alone:
         task = replace(state.tasks[name], status=Status.LOST, start_at=now + lost.delay)
@@ -239,6 +247,16 @@ def _failed(state: JobState, name: TaskId, now: float) -> Step:
     if state.policy.decides(name) or holds_variables(state.policy.strategy, name.role):
         return _stop(state, now, RESTART_GRACE if state.policy.reports else state.policy.timeouts.shutdown)
     return _save_and_stop(state, now)
+
+
+def _failed_for_good(state: JobState, name: TaskId, now: float) -> Step:
+    """After a failure that leads to no restart."""
+    if name.traits.optional:
+        over = state.phase is Phase.EVALUATING and not _evaluators(state)
+        return _stop(state, now) if over else (state, ())
+    if state.revertible:
+        return _revert_resize(state, name, now)
+    return _save_and_stop(replace(with_silent_tasks(state, name, now), failing=True), now)
 
 
 def _start_due(state: JobState, now: float) -> Step:

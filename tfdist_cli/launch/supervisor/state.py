@@ -199,7 +199,7 @@ class TaskState:
 
 @dataclass(frozen=True)
 class LostTask:
-    """A failed task that leads to a restart, of itself or of the whole job; or one that was to save before a resize.
+    """A failed task that leads to a restart, of itself or of the whole job; or one that a resize has cost.
 
     Args:
         task: the task.
@@ -210,7 +210,7 @@ class LostTask:
         made_progress: whether there was progress since the previous restart, if there was one.
         delay: seconds until the restart.
         caused_by: the lost task that caused this failure. Only that one counts toward the limits then.
-        resizing: whether it was to save for a resize, which starts all tasks anyway: it counts toward no limit.
+        resizing: whether it was to save for a resize, or one is reverted because of it. It counts toward no limit.
     """
 
     task: TaskId
@@ -239,6 +239,8 @@ class Resize:
         failed: the tasks that could not join.
         kept: the tasks that did not leave, since no other task of their role could join.
         lost: the tasks that were asked to leave or to save, and failed or were killed instead.
+        before: every task of the numbers from before it.
+        reverted: the failure because of which the job goes on with those; None if it does not.
     """
 
     wanted: ResizeAccepted
@@ -250,6 +252,8 @@ class Resize:
     failed: tuple[TaskId, ...] = ()
     kept: tuple[TaskId, ...] = ()
     lost: tuple[TaskId, ...] = ()
+    before: tuple[TaskId, ...] = ()
+    reverted: LostTask | None = None
 
 
 @dataclass(frozen=True)
@@ -385,7 +389,18 @@ class JobState:
     @property
     def wanted(self) -> tuple[TaskId, ...]:
         """The tasks of the next attempt."""
-        return self.resizes[-1].wanted.tasks if self.resizes else tuple(self.tasks)
+        if not self.resizes:
+            return tuple(self.tasks)
+        last = self.resizes[-1]
+        return last.before if last.reverted else last.wanted.tasks
+
+    @property
+    def revertible(self) -> bool:
+        """Whether the job can go back to the numbers of tasks before the last resize: it has not trained since."""
+        last = self.resizes[-1] if self.resizes else None
+        if last is None or last.wanted.is_live or last.trained_at is not None:
+            return False
+        return last.reverted is None and self.attempt > last.attempt
 
     @property
     def present(self) -> tuple[TaskId, ...]:
@@ -433,7 +448,8 @@ class JobState:
     def not_resizable_because(self) -> str:
         """Why the job cannot be resized now; empty if it can."""
         last = self.resizes[-1] if self.resizes else None
-        if self.open_change or self.resizing or (last and last.trained_at is None and self.attempt == last.attempt + 1):
+        begins = last and last.trained_at is None and self.attempt == last.attempt + (2 if last.reverted else 1)
+        if self.open_change or self.resizing or begins:
             return "the previous resize is not finished"
         if self.restarting:
             return "its tasks are being restarted after a failure"
