@@ -329,6 +329,38 @@ def test_a_reader_that_goes_away_ends_no_training(start, mirrored, tmp_path):
     assert len(list(tmp_path.glob("done-*"))) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["--json", "--quiet"], ids=["json", "text"])
+def test_a_reader_of_the_result_that_goes_away_does_not_change_the_exit_code(form, start, mirrored, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(mirrored, form, "--", "sh", "-c", "touch done-$$", stdout=writing)
+    os.close(writing)
+    _, err = process.communicate()
+    assert (process.returncode, len(list(tmp_path.glob("done-*")))) == (0, 2)
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_streams_do_no_harm(closed, mirrored, tmp_path):
+    """As of a job of cron or a service: `tfdist launch >&-`."""
+    script = f'exec {" ".join(f"{number}>&-" for number in closed)}; exec "$@"'
+    argv = [sys.executable, "-m", "tfdist_cli", "launch", mirrored, "--", "sh", "-c", "echo said"]
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *argv],
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": ROOT},
+        capture_output=True,
+    )
+    assert (done.returncode, result_of(tmp_path)["exit_code"]) == (0, 0)
+    (log, _) = (tmp_path / "runs" / "latest").glob("attempt_1/*/stdout.log")
+    assert log.read_text() == "said\n"
+    assert (b"said" in done.stderr) == (2 not in closed)
+    assert (b"worker:0-1" in done.stdout) == (1 not in closed)
+
+
 def test_a_program_that_is_lost_is_started_again_with_all_others(tfdist, mirrored):
     script = "case $TFDIST_TASK_DIR in *attempt_1/worker-1) echo one >&2; exit 7;; *attempt_1*) sleep 1000;; esac"
     result = tfdist("launch", mirrored, "--max-restarts", 1, "--", "sh", "-c", script)

@@ -114,6 +114,7 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 def main() -> None:
     """Runs `tfdist`. A TfdistError is printed without its traceback; any other exception is a bug and keeps it."""
     signal.signal(signal.SIGINT, _interrupted)
+    console.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
             stream, TextIOWrapper

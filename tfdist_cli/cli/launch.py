@@ -133,7 +133,7 @@ def launch(  # noqa: PLR0913 a parameter is an option
     rules = job.rules(timeouts, max_restarts)
     report, path = launch_job(launcher, job, rules, quiet=quiet, trackers=trackers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job has ended: a late Ctrl-C must not change the exit code
-    with console.tolerating_closed_terminal():
+    with console.tolerating_closed_output():
         print_failure(report)
         if as_json:
             console.write(to_json(report.as_json() | {"run_dir": str(path)}, indent=2))

@@ -45,18 +45,28 @@ def nonblocking_stderr() -> Iterator[Console]:
 
 
 @contextmanager
-def tolerating_closed_terminal() -> Iterator[None]:
-    """Ignores errors of printing to a closed terminal, so that they do not change the exit code."""
+def tolerating_closed_output() -> Iterator[None]:
+    """Ignores errors of printing to a closed terminal or pipe, so that they do not change the exit code."""
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise  # a closed pipe, as with `| head`, ends the command as usual
     except OSError:
         null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
             os.dup2(null, number)  # Python flushes its buffers when it exits
         os.close(null)
+
+
+def open_closed_streams() -> None:
+    """Opens the null device in place of standard streams that are closed, as by `>&-`.
+
+    Otherwise a file or a socket that is opened later takes the number of the stream, and receives what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest one that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 until the exit
 
 
 @contextmanager
@@ -82,13 +92,13 @@ class _LauncherMessages(logging.Handler):
 def _new_console(*, stderr: bool, file: TextIO | None = None) -> Console:
     from rich.console import Console  # noqa: PLC0415 it takes 50 ms
 
-    class _Tolerant(Console):
-        """Stops printing when its pipe is closed: `launch | head` continues to train."""
-
+    class _Console(Console):
         def on_broken_pipe(self) -> None:
-            self.quiet = True
+            if not stderr:
+                raise  # noqa: PLE0704 rich calls this where it catches the error, and would exit
+            self.quiet = True  # `launch | head` continues to train
 
-    return (_Tolerant if stderr else Console)(file=file, stderr=stderr, highlight=False, soft_wrap=True)
+    return _Console(file=file, stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def write(text: str) -> None:
