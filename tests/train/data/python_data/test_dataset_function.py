@@ -143,6 +143,23 @@ def test_a_batch_that_is_gone_is_an_error():
         next(source.read(3, 0, 1, repeat=False))
 
 
+def test_each_reader_gets_the_error_of_a_generator():
+    """The first one may have read ahead, and not ask for more."""
+
+    def fails():
+        yield from ((ROWS[start : start + 4],) for start in (0, 4, 8))
+        raise ZeroDivisionError
+
+    function: Any = data(fails()).buffered()
+    read = [function.source.read(0, index, 2, repeat=False) for index in range(2)]
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            function.ahead(0, 1, 9)
+    for batches in read:
+        with pytest.raises(ZeroDivisionError):
+            list(batches)
+
+
 def test_reading_ahead_holds_a_limited_number_of_bytes(monkeypatch):
     monkeypatch.setattr(buffered, "_READ_AHEAD_BYTES", 2 * 4 * 4)  # two batches of four float32
     function: Any = data(generated(ROWS, batch=4)).buffered()

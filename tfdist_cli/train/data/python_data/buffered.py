@@ -36,6 +36,7 @@ class BufferedSource:
         self._opened = self._restarts = self._closed = False
         self._pass_begin = 0
         self._pass_end: int | None = None
+        self._error: Exception | None = None
         self._lock = threading.Lock()
 
     def read(self, first: int, index: int, count: int, *, repeat: bool, to_end: bool = False) -> Iterator[Any]:
@@ -113,10 +114,19 @@ class BufferedSource:
 
         The next pass begins only when its first batch is needed. After the first complete pass its length is known, and
         complete passes before the first batch are not read.
+
+        Raises:
+            Exception: the source raised it, now or for another reader: a generator ends with its first error.
         """
+        if self._error is not None:
+            raise self._error
         if self._batches is None:
             self._batches = self.source.read(0, 0, 1, repeat=False)
-        found = next(self._batches, None)
+        try:
+            found = next(self._batches, None)
+        except Exception as error:
+            self._error = error
+            raise
         if found is not None:
             if self._read >= self._forgotten:
                 self._kept[self._read] = found
