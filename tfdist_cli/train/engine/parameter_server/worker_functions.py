@@ -59,6 +59,11 @@ class WorkerFunctions:
         """Whether any function runs, or will run."""
         return any(not is_aborted(remote) for remote in self._running.values())
 
+    @property
+    def any_left(self) -> bool:
+        """Whether any function has not ended: it runs, or its worker is lost."""
+        return bool(self._running)
+
     def join(self) -> None:
         """Waits until all functions have ended, except on lost workers; raises the error that one has failed with."""
         for remote in self._running.values():

@@ -106,14 +106,22 @@ class QuorumQueues:
         self._later.enqueue(self._last_assignments)
         self._updates.enqueue(self._last_update)
 
-    def abort(self, times: int) -> None:
-        """Tells all workers to exit, and ends the function that sends assignments, after all ordered updates.
+    def dismiss(self, times: int) -> None:
+        """Tells all workers to exit, those too that are lost and start their functions again. No run uses it again.
 
         Args:
             times: how many assignments a worker may take before it looks at one.
         """
         for _ in range(times):
             self.assign(Assignment(worker, NO_MORE_STEPS, several=False) for worker in range(self._workers))
+
+    def abort(self, times: int) -> None:
+        """Tells all workers to exit, and ends the function that sends assignments, after all ordered updates.
+
+        Args:
+            times: how many assignments a worker may take before it looks at one.
+        """
+        self.dismiss(times)
         self._later.enqueue(self._last_assignments)
 
     def close_updates(self) -> None:

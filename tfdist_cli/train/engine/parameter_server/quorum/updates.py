@@ -111,7 +111,9 @@ class QuorumUpdates:
         self.functions: QuorumFunctions = QuorumFunctions(context, before.functions if before else None)
         self.pace: ArrivalPacing = before.pace if before else ArrivalPacing()
         self._queues: QuorumQueues | None = None
-        """None before the first run, and after one that was aborted."""
+        """None before the first run, and after one that was aborted, or lost a worker."""
+        self._left: list[QuorumQueues] = []
+        """Queues of earlier runs that functions on lost workers may still use."""
 
     def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:
         """Compiles the functions of a run on workers that may still take part in another one: it has no steps.
@@ -165,6 +167,10 @@ class QuorumUpdates:
                 yield from self._updates(run, size, pause)
             if run.sums.losses or run.sums.dropped:
                 yield run.sums.execution(int(pause.wanted()), run.policy.largest_gap)
+            if run.functions.any_left:  # otherwise an evaluation on a worker that is back would wait behind it
+                queues.dismiss(size + 1)
+                self._left.append(queues)
+                self._queues = None
         for gradient in run.policy.left_over():
             self._discard(gradient.key)
 
