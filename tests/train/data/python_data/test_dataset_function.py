@@ -143,6 +143,15 @@ def test_a_batch_that_is_gone_is_an_error():
         next(source.read(3, 0, 1, repeat=False))
 
 
+def test_a_backup_worker_that_is_behind_skips_what_is_gone():
+    function: Any = data(generated(ROWS, batch=4, passes=2)).skipping()
+    slow, fast = (function.source.read(0, index, 2, repeat=False) for index in range(2))
+    assert int(next(slow)[0][0, 0]) == 0
+    assert [int(next(fast)[0][0, 0]) // 4 for _ in range(4)] == [1, 3, 0, 2]
+    function.forget(7)
+    assert [int(batch[0][0, 0]) // 4 for batch in slow] == [3]
+
+
 def test_each_reader_gets_the_error_of_a_generator():
     """The first one may have read ahead, and not ask for more."""
 

@@ -24,7 +24,12 @@ class BufferedSource:
     Args:
         source: the source.
         name: what is read.
+
+    Attributes:
+        skips: whether a reader that is behind the others skips the batches that were let go of.
     """
+
+    skips = False
 
     def __init__(self, source: Source, name: str = "") -> None:
         self.spec, self.length, self.endless, self.repeats = source.spec, source.length, source.endless, source.repeats
@@ -58,7 +63,7 @@ class BufferedSource:
             found = self._batch(number, to_end=to_end)
             if found is None:
                 return
-            yield found[0]
+            yield from found
 
     def ahead(self, first: int, least: int, most: int, *, repeat: bool) -> int:
         """Reads batches from `first` on, up to the end of a pass; returns how many there are.
@@ -142,8 +147,8 @@ class BufferedSource:
         self._pass_begin, self._batches = self._read, None
         return True
 
-    def _batch(self, number: int, *, to_end: bool) -> tuple[Any] | None:
-        """Returns a batch; None after the last one."""
+    def _batch(self, number: int, *, to_end: bool) -> tuple[Any, ...] | None:
+        """Returns a batch, or nothing if it is skipped; None after the last one."""
 
         def is_over() -> bool:
             return self._closed or (to_end and self._pass_end is not None and number >= self._pass_end)
@@ -154,6 +159,8 @@ class BufferedSource:
                     return None
             if is_over():
                 return None
+            if number < self._forgotten and self.skips:
+                return ()
             if number < self._forgotten:
                 raise TrainingError(
                     f"batch {number} of a generator is to be read again, and it is gone",

@@ -51,6 +51,12 @@ class PythonData:
         """Returns the data, read once for all shares: several workers read it at the same time, from one process."""
         return self if isinstance(self.source, BufferedSource) else replace(self, source=BufferedSource(self.source))
 
+    def skipping(self) -> PythonData:
+        """Returns the data, read once for all shares. A worker that is behind skips what the others have left behind."""
+        data = self.buffered()
+        cast("BufferedSource", data.source).skips = True
+        return data
+
     def read_at_once(self) -> PythonData:
         """Returns the data for readers that divide one pass: all need one order, which may be another each time."""
         return self.buffered() if isinstance(self.source, PassesSource) else self

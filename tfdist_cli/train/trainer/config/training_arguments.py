@@ -163,7 +163,7 @@ class TrainingArguments:
         else:
             data = source.batches(repeat=length.repeat)
         if share == "coordinator" and isinstance(data, PythonData):
-            data = data.buffered()
+            data = data.skipping() if self.updates and self.updates.aggregate else data.buffered()
         return TrainingConfig(
             data,
             length.steps_per_epoch,
