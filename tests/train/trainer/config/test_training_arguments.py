@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
+from tests.support.python_data import Rows
 from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.membership import Membership
+from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.length import count, with_length
 from tfdist_cli.train.data.python_data.read_ahead import OwnShard
 from tfdist_cli.train.data.shard import Shard
@@ -62,6 +66,14 @@ class Source:
 
     def served_batches(self, service, *, repeat):
         raise AssertionError("the cluster has no data workers")
+
+
+@pytest.mark.parametrize(("aggregate", "skips"), [(None, False), (2, True)])
+def test_backup_workers_skip_batches_of_the_chief_that_are_let_go_of(aggregate, skips):
+    data = Inputs.of(Rows(np.zeros([24, 1]))).dataset_function(None, shuffle=False)
+    updates = tfdist.Updates(mode="sync", aggregate=aggregate)
+    config: Any = TrainingArguments(epochs=1, updates=updates).configure(ASYNC, Source(data), None)
+    assert config.data.source.skips is skips
 
 
 @pytest.mark.parametrize("cluster", [ASYNC, MIRRORED], ids=["async", "mirrored"])

@@ -52,7 +52,7 @@ class PythonData:
         return self if isinstance(self.source, BufferedSource) else replace(self, source=BufferedSource(self.source))
 
     def skipping(self) -> PythonData:
-        """Returns the data, read once for all shares. A worker that is behind skips what the others have left behind."""
+        """Returns the data, read once for all shares. A worker that is behind skips what is let go of."""
         data = self.buffered()
         cast("BufferedSource", data.source).skips = True
         return data
