@@ -1,6 +1,7 @@
 """One thread for an operation has operations carried out one by one, where TensorFlow can do that."""
 
 import contextlib
+import gc
 
 import numpy as np
 import pytest
@@ -190,3 +191,17 @@ def test_operations_that_would_draw_the_same_numbers_are_not_copied(draw, copies
 
     function()
     assert (made[0] is not None) == copies
+
+
+def test_copies_keep_the_functions_that_they_call():
+    """TensorFlow forgets a branch of a condition when Python has freed the graph that it was traced in."""
+
+    @tf.function(autograph=False)
+    def function(x):
+        copy = copied(condition, x)
+        assert copy is not None
+        return copy(x)
+
+    concrete = function.get_concrete_function(tf.constant(3.0))
+    gc.collect()
+    assert concrete(tf.constant(3.0)).numpy() == 12

@@ -64,6 +64,10 @@ def function_kept_whole(python_function: Callable[..., Any]) -> Any:
     )
 
 
+_COPIED = "tfdist-copied"
+"""The collection of a graph with what its operations are copies of."""
+
+
 def copied(python_function: Callable[..., Any], *args: Any) -> Callable[..., Any] | None:
     """Traces a function, and returns another one that adds copies of its operations to the graph that is being traced.
 
@@ -80,6 +84,8 @@ def copied(python_function: Callable[..., Any], *args: Any) -> Callable[..., Any
     traced = tf.function(python_function, autograph=False).get_concrete_function(*args)
     if _draws_by_seed(traced.graph):
         return None
+    # With its graph, TensorFlow would forget the functions that the copies call, such as the branches of a condition.
+    tf.compat.v1.get_default_graph().add_to_collection(_COPIED, traced)
     definition = traced.graph.as_graph_def()
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (traced.graph.inputs, traced.graph.outputs))
 
