@@ -289,6 +289,24 @@ def test_resuming_with_more_workers_then_with_fewer(tmp_path, log):
 
 
 @pytest.mark.parametrize(
+    ("step", "epoch", "epoch_batches", "begins"),
+    [
+        (24, 2, 16, 8),  # the second epoch was cut short after 8 of its 16 steps: 16 of 32 are left
+        (32, 2, 0, 32),  # complete: the third one follows
+        (32, 1, 32, 32),  # complete, but its end is not recorded
+    ],
+)
+def test_another_number_of_workers_at_the_end_of_an_epoch(step, epoch, epoch_batches, begins, tmp_path):
+    """Two workers, 16 steps an epoch; one worker has 32."""
+    given = {"steps_per_epoch": 16, "sharers": 2, "batches": 2 * step, "epoch_batches": epoch_batches}
+    config = {"steps_of_pass": lambda _: 32}
+    start, schedule, at, _ = resumed(tmp_path, 1, 32, step=step, epoch=epoch, config=config, **given)
+    assert at.recorded == epoch
+    assert schedule.first_step(step // 16) == begins
+    assert start.batches == 2 * step
+
+
+@pytest.mark.parametrize(
     ("synchronous", "config", "done", "batches"),
     [
         (True, {"steps_of_pass": 50}, 19, 207),  # 55 of 150 batches are done: 31 steps of three are left, and 2 batches

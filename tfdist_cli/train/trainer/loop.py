@@ -100,7 +100,7 @@ class TrainingLoop:
         self._finds_end = config.finds_end
         self._done = self._recorded = self._batches = self._epoch_batches = 0
         """Global steps done, epochs whose end is recorded, and batches of the data that were trained on: in all epochs,
-        and in the current one."""
+        and in the one that is not complete."""
         self._start = StartPoint()
         self._restore_state: Callable[[], None] | None = None
         self._callbacks = keras.callbacks.CallbackList(
@@ -285,6 +285,8 @@ class TrainingLoop:
         self._call(self._callbacks.on_epoch_end, epoch, logs)
         self._end_if_interrupted()
         self._recorded = epoch + 1
+        if self._done >= self._schedule.last_step(epoch):
+            self._epoch_batches = 0
         if self._needs.callbacks:
             self._agree_to_stop()
         return logs

@@ -132,12 +132,23 @@ def _counts(state: TrainingState, engine: Engine, config: TrainingConfig) -> tup
     if state.sharers == engine.sharers:
         return state.step, state.origin, state.batches
     log.info("the number of workers changed from %d to %d: the data is divided anew", state.sharers, engine.sharers)
-    before = steps_of_epochs(state.epoch, state.steps_per_epoch, state.steps_per_pass or None)
-    steps = state.step - state.origin - before
+    epoch, steps = _position_in_epoch(state)
     batches = state.epoch_batches or steps * (state.sharers if engine.synchronous else 1)
     done = steps_of_now(steps, batches, state.steps_per_epoch, engine, config)
-    epochs = steps_of_epochs(state.epoch, config.steps_per_epoch, config.steps_per_pass)
+    epochs = steps_of_epochs(epoch, config.steps_per_epoch, config.steps_per_pass)
     return state.step, state.step - epochs - done, _position(epochs + done, state, engine, config)
+
+
+def _position_in_epoch(state: TrainingState) -> tuple[int, int]:
+    """Returns the epoch in which a training has stopped, and how many steps of it are done.
+
+    The end of the last epoch is recorded also if it was cut short.
+    """
+    for epoch in (state.epoch, state.epoch - 1):
+        steps = state.step - state.origin - steps_of_epochs(epoch, state.steps_per_epoch, state.steps_per_pass or None)
+        if steps >= 0:
+            break
+    return epoch, steps
 
 
 def steps_of_now(steps: int, batches: int, steps_per_epoch: int, engine: Engine, config: TrainingConfig) -> int:
