@@ -80,6 +80,15 @@ def uninterrupted(tmp_path_factory):
     return folder, model, callbacks
 
 
+def test_a_checkpoint_counts_the_batches_of_the_epoch_that_is_not_complete(uninterrupted):
+    folder, _, _ = uninterrupted
+    states = [json.loads(path.read_text()) for path in folder.glob("step-*/state.json")]
+    assert {(each["step"], 8 * each["epoch"] + each["epoch_batches"]) for each in states} == {
+        (step, step) for step in range(4, 33, 4)
+    }
+    assert max(states, key=lambda state: state["step"])["epoch_batches"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.rotates(5)
 @pytest.mark.parametrize("step", [4, 8, 20, 24, 32])  # within an epoch; at its last step; at the end
