@@ -208,10 +208,11 @@ def test_a_workers_own_steps_are_its_progress():
         assert wait == {0: 0, 1: 1, 2: 2, 3: 0}[now]
 
 
-def fails_as_before(message, again, *, step=0, code=1):
+def fails_as_before(message, again, *, step=0, codes=(1, 1)):
     history = job()
-    history.at(1, error(CHIEF, message), Exited(CHIEF, code), Exited(W0, -15), Exited(W1, -15), Exited(PS, -15), Tick())
-    history.at(2, progress(step), error(CHIEF, again), Exited(CHIEF, code))
+    others = Exited(W0, -15), Exited(W1, -15), Exited(PS, -15)
+    history.at(1, error(CHIEF, message), Exited(CHIEF, codes[0]), *others, Tick())
+    history.at(2, progress(step), error(CHIEF, again), Exited(CHIEF, codes[1]))
     return history
 
 
@@ -222,6 +223,12 @@ def test_a_task_that_fails_of_the_same_without_a_step_in_between_ends_the_job_wi
     history.at(3, *(Exited(task, -15) for task in (W0, W1, PS)))
     assert history.ended
     assert (history.state.exit_code, history.state.failures) == (1, (CHIEF,))
+
+
+@pytest.mark.parametrize("codes", [(-6, 1), (1, -11), (-9, 1)])
+def test_a_task_that_crashes_while_it_exits_has_failed_of_the_error_that_it_reported(codes):
+    history = fails_as_before("bad batch", "bad batch", codes=codes)
+    assert history.state.tasks[CHIEF].not_restarted_because == SAME_FAILURE
 
 
 def test_another_error_or_a_step_in_between_is_worth_another_restart():

@@ -97,16 +97,19 @@ def _same_failure(name: TaskId, task: TaskState, before: LostTask) -> bool:
     return signature is not None and name.role == before.task.role and signature == _signature(before.ended)
 
 
-def _signature(task: TaskState) -> tuple[object, ...] | None:
-    """What identifies a failure; None for one from outside the program."""
+def _signature(task: TaskState) -> object:
+    """What identifies a failure; None for one from outside the program.
+
+    It is the error that the task reported: after that, it may exit with any code, as its threads may crash meanwhile.
+    """
     if task.stall_reason:
-        return ("stalled",)
+        return "stalled"
     if task.cause:
         return None
+    if task.error.text:
+        return re.sub(r"\d+", "#", task.error.text)
     code = shell_code(task)
-    if code - 128 in _FROM_OUTSIDE and not task.error.text:
-        return None
-    return code, re.sub(r"\d+", "#", task.error.text)
+    return None if code - 128 in _FROM_OUTSIDE else code
 
 
 def _delay(lost: list[LostTask]) -> float:
