@@ -231,6 +231,17 @@ def test_a_task_that_crashes_while_it_exits_has_failed_of_the_error_that_it_repo
     assert history.state.tasks[CHIEF].not_restarted_because == SAME_FAILURE
 
 
+def test_a_ps_that_ends_because_the_chief_has_failed_is_no_failure():
+    """The chief has reported its error, and the exit of the ps is noticed before its own."""
+    history = job()
+    for now in (1, 2):
+        history.at(now, error(CHIEF, "bad batch"), Exited(PS, 0), Exited(CHIEF, 1))
+        history.at(now, *(Exited(task, -15) for task in (W0, W1)), Tick())
+    assert [lost.task for lost in history.state.lost_tasks] == [CHIEF]
+    assert history.state.tasks[CHIEF].not_restarted_because == SAME_FAILURE
+    assert history.ended
+
+
 def test_another_error_or_a_step_in_between_is_worth_another_restart():
     for history in (fails_as_before("this", "that"), fails_as_before("this", "this", step=1)):
         assert len(history.state.lost_tasks) == 2

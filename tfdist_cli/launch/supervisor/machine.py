@@ -202,11 +202,19 @@ def _exit_status(state: JobState, name: TaskId, task: TaskState) -> Status:
     if name.traits.outlives_training and state.phase in (Phase.RUNNING, Phase.EVALUATING):
         return Status.FAILED if task.code else Status.DONE
     if state.phase is Phase.RUNNING:
-        may_exit = state.policy.decides(name) or state.deciding_tasks_done
+        may_exit = state.policy.decides(name) or state.deciding_tasks_done or _deciding_task_fails(state)
         return Status.DONE if task.code == 0 and may_exit else Status.FAILED
     if state.failing and task.code != 0:
         return Status.FAILED
     return Status.DONE if task.code == 0 else Status.STOPPED
+
+
+def _deciding_task_fails(state: JobState) -> bool:
+    """Whether a task that decides has reported its error and not exited yet: others may be seen to exit before it."""
+    return any(
+        state.policy.decides(name) and task.error_at is not None and not task.status.ended
+        for name, task in state.tasks.items()
+    )
 
 
 def _exit_status_after_stop(state: JobState, name: TaskId, task: TaskState) -> Status:
