@@ -242,6 +242,12 @@ def test_a_ps_that_ends_because_the_chief_has_failed_is_no_failure():
     assert history.ended
 
 
+def test_a_ps_that_ends_before_a_chief_that_misses_it_is_the_failure():
+    history = job()
+    history.at(1, error(CHIEF, "connection refused", of="UnavailableError"), Exited(PS, 0), Exited(CHIEF, 1))
+    assert [lost.task for lost in history.state.lost_tasks] == [PS]
+
+
 def test_another_error_or_a_step_in_between_is_worth_another_restart():
     for history in (fails_as_before("this", "that"), fails_as_before("this", "this", step=1)):
         assert len(history.state.lost_tasks) == 2

@@ -210,10 +210,14 @@ def _exit_status(state: JobState, name: TaskId, task: TaskState) -> Status:
 
 
 def _deciding_task_fails(state: JobState) -> bool:
-    """Whether a task that decides has reported its error and not exited yet: others may be seen to exit before it."""
+    """Whether a task that decides has reported an error of its own, and has not exited yet.
+
+    The exits of others that end because of it may be noticed before its exit.
+    """
     return any(
         state.policy.decides(name) and task.error_at is not None and not task.status.ended
         for name, task in state.tasks.items()
+        if not task.error.is_consequence
     )
 
 
