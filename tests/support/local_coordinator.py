@@ -59,7 +59,7 @@ class LocalWorker:
     def create_resource(self, function, args=()):
         own = [self.own_part(arg) for arg in args]
         if hasattr(function, "get_concrete_function"):  # as TensorFlow does, before the worker has it
-            with with_dispatch_context(self):
+            with self.scope(), with_dispatch_context(self):
                 function.get_concrete_function(*own)
 
         def run():

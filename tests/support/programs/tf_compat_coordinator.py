@@ -6,16 +6,19 @@ Its private names, its state after a failure, and a second worker that joins it 
 import json
 import os
 import socket
+import threading
 
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.coordinator import (
     admit_worker,
+    as_coordinator_calls,
     clear_failure,
     concrete_on,
     create_worker,
     failure_of,
     is_dead,
+    iterator_without_data,
     per_worker_iterators,
     reserve_function_table,
     retire_worker,
@@ -84,6 +87,47 @@ with tf.device(worker.device_name):
     assert concrete(*own).numpy() == 2
 assert take.experimental_get_tracing_count() == 1
 
+
+# A function that has no data is compiled, and what a thread runs there does not delay those who stop using an executor.
+@tf.function
+def take_with_index(iterator):
+    return next(iterator), tf.distribute.coordinator.experimental_get_current_worker_index()
+
+
+@tf.function
+def wait(seconds):
+    with tf.control_dependencies([tf.while_loop(lambda *_: tf.timestamp() < seconds, lambda n: [n + 1], [0])[0]]):
+        return tf.identity(seconds)
+
+
+with tf.device(worker.device_name):
+    empty = iterator_without_data(tf.TensorSpec([], tf.int64))
+assert isinstance(empty, type(iter(tf.data.Dataset.range(1))))
+with coordinator.strategy.scope():
+    concrete, own = concrete_on(worker, take_with_index, (empty,))
+with as_coordinator_calls(worker), tf.device(worker.device_name):
+    try:
+        concrete(*own)
+    except tf.errors.FailedPreconditionError:
+        print("there is no batch", flush=True)
+with_index = [int(each) for each in coordinator.schedule(take_with_index, args=(iterators,)).fetch()]
+assert with_index == [3, 0], with_index
+assert take_with_index.experimental_get_tracing_count() == 1
+
+
+def wait_on_worker():
+    with as_coordinator_calls(worker), tf.device(worker.device_name):
+        wait(end)
+
+
+end = tf.timestamp() + 3
+waiting = threading.Thread(target=wait_on_worker)
+waiting.start()
+assert coordinator.schedule(take, args=(iterators,)).fetch() == 4
+assert coordinator.schedule(take, args=(iterators,)).fetch() == 5
+assert tf.timestamp() < end, "the coordinator has waited for another thread"
+waiting.join()
+
 # A worker with a gap before it joins, runs functions of its own only, then any, and leaves.
 where = address()
 servers.append(tf.distribute.Server({"worker": ["localhost:1", "localhost:2", where]}, job_name="worker", task_index=2))
@@ -100,7 +144,7 @@ joining = create_worker(coordinator, 2)
 opened = joining.create_resource(lambda: iter(tf.data.Dataset.range(100, 200)), args=())
 set_iterator(iterators, 2, opened)
 results = [coordinator.schedule(take, args=(iterators,)).fetch() for _ in range(10)]
-assert results == list(range(3, 13)), results
+assert results == list(range(6, 16)), results
 with coordinator.strategy.scope():
     alone = [run_for_result(joining, take, (iterators,)) for _ in range(2)]
 assert alone[0].fetch() == 100

@@ -19,16 +19,11 @@ _FEW_STEPS = 4
 """Executions of fewer steps than this cost more than compiling a second function for the remainder."""
 MAX_EXECUTION_SECONDS = 2.0
 """Seconds that an execution may take, if it cannot be stopped before its end."""
-_UNROLLED_SECONDS = 0.5
+_UNROLLED_SECONDS = 1.0
 """Seconds of an execution from which on unrolled steps save less than their delay of a pause costs."""
-_LATE_SECONDS = 0.25
-"""The same for the first unrolled execution of a training that runs loops: all workers wait while it is traced. A step
-that takes about as long as the limit would begin it at any time, because other programs use less of the machine."""
 _LOOP_SECONDS = 5.0
 """Seconds that an execution may take if it can be stopped after each step: a lost worker's steps are taken again, and
 only executions that are done are reported."""
-_LATE = 5
-"""Measurements of each worker after which unrolling begins late."""
 _MEASURED_SECONDS = 1.0
 _IN_FLIGHT = 3
 """Executions in flight for each worker, so that none waits for the chief."""
@@ -46,7 +41,6 @@ class Pacing:
 
     def __init__(self, workers: int) -> None:
         self._recent: deque[float] = deque()
-        self._measurements, self._has_unrolled = 0, False
         self.resize(workers)
 
     def resize(self, workers: int) -> None:
@@ -57,7 +51,6 @@ class Pacing:
     def took(self, steps: int, seconds: float) -> None:
         """Notes how long steps of one worker took."""
         self._recent.append(seconds / steps)
-        self._measurements += 1
 
     @property
     def step_seconds(self) -> float | None:
@@ -70,13 +63,8 @@ class Pacing:
         return 1 if seconds is None or seconds * wanted > MAX_EXECUTION_SECONDS else wanted
 
     def unrolls(self, steps: int) -> bool:
-        """Whether steps are so short that they are worth unrolling: clearly so if that begins late, see there."""
-        if self.step_seconds is None:
-            return False
-        late = not self._has_unrolled and self._measurements > _LATE * self.workers
-        unrolls = self.step_seconds * steps <= (_LATE_SECONDS if late else _UNROLLED_SECONDS)
-        self._has_unrolled |= unrolls
-        return unrolls
+        """Whether steps are so short that they are worth unrolling."""
+        return self.step_seconds is not None and self.step_seconds * steps <= _UNROLLED_SECONDS
 
     def loop_size(self, wanted: int) -> int:
         """Steps in the next execution that can be stopped: up to `wanted`, fewer if these take long, 1 at the start."""

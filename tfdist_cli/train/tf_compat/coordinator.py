@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context, values
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
-from tensorflow.python.eager import cancellation
+from tensorflow.python.eager import cancellation, context, executor
 
 from tfdist_cli.train.tf_compat.data import clock
 
@@ -135,7 +136,39 @@ def concrete_on(worker: Any, function: Any, args: Sequence[Any]) -> tuple[Any, l
     own = cluster_coordinator._select_worker_slice(worker.worker_index, list(args))
     specs = tf.nest.map_structure(cluster_coordinator._maybe_as_type_spec, own)
     given = tf.nest.map_structure(coordinator_context.maybe_get_remote_value, own)
-    return function.get_concrete_function(*specs), given
+    with as_coordinator_calls(worker):
+        return function.get_concrete_function(*specs), given
+
+
+@contextmanager
+def as_coordinator_calls(worker: Any) -> Iterator[None]:
+    """Functions that are called within the context run on a worker, know its index, and delay no other thread.
+
+    All threads share an executor. Whoever stops using it, as the coordinator does after each function, waits for all
+    that is running there.
+
+    Seen in TensorFlow 2.21.0: `coordinator_context.with_dispatch_context`, `context.executor_scope`,
+    `Executor.__del__`, `Executor.clear_error`. Reason: as for `concrete_on`. Replace with: the same.
+    """
+    own = executor.new_executor(enable_async=False)
+    try:
+        with context.executor_scope(own), coordinator_context.with_dispatch_context(worker):
+            yield
+    finally:
+        own.clear_error()  # it has been raised
+
+
+def iterator_without_data(element_spec: Any) -> Any:
+    """Returns an iterator on the current device from which no batch can be read (`FailedPreconditionError`).
+
+    Seen in TensorFlow 2.21.0: `IteratorSpec._from_components`. Reason: a function that is called with it is compiled,
+    and changes nothing. Replace with: a way to have another task compile a function.
+
+    Args:
+        element_spec: the `tf.TypeSpec`s of a batch.
+    """
+    handle = tf.raw_ops.AnonymousIteratorV3(output_types=[tf.int64], output_shapes=[[]])
+    return tf.data.IteratorSpec(element_spec)._from_components([handle])
 
 
 class _ResultClosure(cluster_coordinator.ResourceClosure):

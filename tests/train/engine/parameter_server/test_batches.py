@@ -9,6 +9,7 @@ from tests.support.compare import difference
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import EmbeddingRule, Updates
 from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.parameter_server.asynchronous.unrolled import UnrolledFunctions
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader
 from tfdist_cli.train.model.embeddings import EmbeddingTables, Lookup
 
@@ -95,6 +96,7 @@ def test_every_rule_looks_several_steps_up_at_once(updates, servers, monkeypatch
         return lookups(self, each, **options)
 
     monkeypatch.setattr(EmbeddingTables, "lookups", recorded)
+    monkeypatch.setattr(UnrolledFunctions, "is_ready", lambda *_, **__: True)
     for size in (1, 6):
         rounds.clear()
         rules = Rules(updates=updates, embeddings=EmbeddingRule(min_bytes=1))

@@ -91,7 +91,8 @@ class PauseAfter(NoPause):
 def test_a_pause_ends_a_run_when_the_steps_in_flight_are_done(rule, servers, monkeypatch):
     _, model, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule]), size=1, pause=PauseAfter(1))
     done = sum(len(execution.losses) for execution in executions)
-    assert 0 < done <= STEPS
+    assert done <= STEPS
+    assert done or rule == "async"  # a loop may be stopped before its first step
     assert int(model.optimizer.iterations) == done
 
 

@@ -14,10 +14,10 @@ from tfdist_cli.train.engine.base import Rules
 ROOT = f"{Path(tfdist_cli.__file__).parent}/"
 COMPAT = "train/tf_compat/"
 """Its functions stand for one private name of TensorFlow or Keras each: readers need not open them."""
-MAX_ENTERED = 37
+MAX_ENTERED = 38
 """Modules that run from `Engine.run` to the end of the trace: the path, eight of `tf_compat`, and those of the engine,
-its workers, fallback, the update rule, its schedule, pacing, seeds, unseeded draws, metrics, losses, classes, lookups,
-numbers of updates, timers, and the checks of the model."""
+its workers, fallback, the update rule, its schedule, unrolled functions, pacing, seeds, unseeded draws, metrics,
+losses, classes, lookups, numbers of updates, timers, and the checks of the model."""
 PATH = [
     "train/engine/parameter_server/asynchronous/executions.py",
     "train/engine/parameter_server/batches.py",

@@ -27,7 +27,7 @@ from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.optimizers.terms import Terms, split_gradient
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
-from tfdist_cli.train.tf_compat.coordinator import concrete_on, failure_of, is_dead
+from tfdist_cli.train.tf_compat.coordinator import as_coordinator_calls, concrete_on, failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign, parts
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -136,7 +136,7 @@ class ParameterServerContext:
         concrete, own = concrete_on(worker, function, args)
 
         def rehearse() -> None:
-            with tf.device(worker.device_name):
+            with as_coordinator_calls(worker), tf.device(worker.device_name):
                 concrete(*own)
 
         return rehearse

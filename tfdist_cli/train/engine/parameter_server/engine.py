@@ -170,6 +170,7 @@ class ParameterServerEngine:
         clear_failure(self._coordinator)
         rules = replace(self._context.rules, optimized=False, embeddings=None)
         self._step.jit = rules.jit is True
+        self._updates.close()
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._resized.clear()
@@ -304,6 +305,7 @@ class ParameterServerEngine:
 
     def close(self) -> None:
         """See `Engine.close`."""
+        self._updates.close()
         self._workers.end()
         self._read.close()
 

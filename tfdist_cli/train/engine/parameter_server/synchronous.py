@@ -62,6 +62,9 @@ class SynchronousUpdates:
         del adapts  # both measure the steps, and order few at a time where steps take long
         return self.updates.run(iterators, steps, first=first, size=size, pause=pause)
 
+    def close(self) -> None:
+        """Nothing goes on beside runs."""
+
 
 def _updates(
     context: ParameterServerContext, before: LockstepUpdates | QuorumUpdates | None

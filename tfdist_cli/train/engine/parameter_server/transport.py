@@ -182,7 +182,11 @@ class Transport:
         self.buckets = list(buckets.values())
 
     def pull(
-        self, lookup: Lookup | None = None, held: Tensors | None = None, after: Mapping[str, tf.Tensor] | None = None
+        self,
+        lookup: Lookup | None = None,
+        held: Tensors | None = None,
+        after: Mapping[str, tf.Tensor] | None = None,
+        received_after: Sequence[tf.Tensor] = (),
     ) -> Pulled:
         """Reads each parameter once, of tables the rows that are looked up.
 
@@ -190,6 +194,7 @@ class Transport:
             lookup: the rows; None only for parameters without tables.
             held: values pulled before, which are reused: only rows are read.
             after: for each ps a tensor that is awaited before it reads.
+            received_after: tensors that are awaited before the values are there.
         """
         local = self._by_shard(lookup)
         size = {key: own.count for key, own in local.items()}
@@ -213,7 +218,8 @@ class Transport:
             rows.append(numbers)
             sent.append(packed)
             with self.device_scope():
-                received = tf.identity(on_wire)  # the worker's: gradients ask for the shape where a tensor is made
+                with tf.control_dependencies(received_after):
+                    received = tf.identity(on_wire)  # the worker's: gradients ask for the shape where a tensor is made
                 unpacked = _unpacked(tf.cast(received, bucket.dtype), counts, bucket.tables, whole)
             for shard, part in zip(bucket.tables + whole, unpacked, strict=True):
                 arrived[shard.key] = part

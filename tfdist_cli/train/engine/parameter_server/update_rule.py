@@ -69,6 +69,9 @@ class UpdateRule(Protocol):
             pause: tells when no more steps are started.
         """
 
+    def close(self) -> None:
+        """Ends what goes on beside runs."""
+
 
 def check_updates_within(step: ModelStep, element_spec: Any, rules: Rules) -> None:
     """Checks that the rules can train a model whose step makes its updates itself, see `ModelStep.updates_within`.

@@ -37,12 +37,12 @@ class Remote:
         self._status_available_event.set()
 
 
-def executions(steps, size, step_seconds, *, workers=2, every=1, adapts=True, loops=True, first=0):
+def executions(steps, size, step_seconds, *, workers=2, every=1, adapts=True, loops=True, first=0, **unrolls):
     """The numbers of steps of a run's executions, with a mark of those that are loops."""
     pace = Pacing(workers)
     if step_seconds:
         pace.took(1, step_seconds)
-    schedule, found, following = Schedule(pace, every, [Lane(Remote, steps, workers)], first), [], first
+    schedule, found, following = Schedule(pace, every, [Lane(Remote, steps, workers)], first, **unrolls), [], first
     while schedule.may_add:
         schedule.add(size, adapts=adapts, loops=loops)
         remote = schedule.in_flight[-1].remote
@@ -65,7 +65,8 @@ def executions(steps, size, step_seconds, *, workers=2, every=1, adapts=True, lo
         (240, 0.1, {"workers": 8}, {"15 in a loop": 16}),
         (20, 1, {}, {"5 in a loop": 4}),
         (4, 60, {}, {"1 in a loop": 4}),
-        (50, None, {"adapts": False}, {20: 2, "10 in a loop": 1}),
+        (50, None, {"adapts": False}, {"20 in a loop": 2, "10 in a loop": 1}),
+        (50, 0.001, {"unrolls": lambda _: False}, {"13 in a loop": 3, "11 in a loop": 1}),
         (50, 0.001, {"adapts": False}, {20: 2, "10 in a loop": 1}),
         (50, 9, {"adapts": False}, {"20 in a loop": 2, "10 in a loop": 1}),
         (3, 0.001, {"loops": False}, {1: 3}),

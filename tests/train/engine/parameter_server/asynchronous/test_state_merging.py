@@ -13,6 +13,7 @@ from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.parameter_server.asynchronous.state_merging import merge_state
+from tfdist_cli.train.engine.parameter_server.asynchronous.unrolled import UnrolledFunctions
 
 START = [1.0, -3.0, 0.3]
 
@@ -117,11 +118,12 @@ class Keeping(keras.layers.Layer):
 @pytest.mark.slow
 @pytest.mark.rotates(5)
 @pytest.mark.parametrize("updates", [Updates(), Updates(push_every=2), Updates(local_steps=2)])
-@pytest.mark.parametrize("adapts", [False, True])  # unrolled executions, and loops
-def test_the_state_of_two_workers_contains_all_steps(updates, adapts, servers, monkeypatch):
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_the_state_of_two_workers_contains_all_steps(updates, unrolled, servers, monkeypatch):
     build = lambda: classifier(Keeping())  # noqa: E731 called within the scope
+    monkeypatch.setattr(UnrolledFunctions, "is_ready", lambda *_, **__: unrolled)
     engine, model = local_engine(monkeypatch, servers(2), build, batches().repeat(), Rules(updates=updates))
-    list(engine.run(40, first=0, size=4, adapts=adapts, pause=NoPause()))
+    list(engine.run(40, first=0, size=4, adapts=True, pause=NoPause()))
     layer = next(layer for layer in model.layers if isinstance(layer, Keeping))
     assert int(layer.count) == 40
     assert float(layer.average) == pytest.approx(1 - 0.9**40, rel=1e-5)

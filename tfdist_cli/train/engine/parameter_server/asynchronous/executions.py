@@ -21,6 +21,7 @@ from tfdist_cli.protocol.phases import COLUMNS
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.asynchronous.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.asynchronous.state_merging import merge_state
+from tfdist_cli.train.engine.parameter_server.asynchronous.unrolled import UnrolledFunctions
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader, ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
@@ -70,7 +71,8 @@ class WorkerExecutions:
 
     Attributes:
         unrolled: a number of steps → a function that takes them. Its arguments: the iterator and the number of the
-            first step.
+            first step. It changes nothing if the iterator has no batch.
+        compiled: those of them that workers have compiled.
         loop: the function that takes whole rounds (see `Updates.steps_per_round`) until it is stopped. Its arguments:
             as before, and the most steps that it takes.
     """
@@ -85,6 +87,7 @@ class WorkerExecutions:
         stored = (shard.variable for shards in context.transport.shards for shard in shards)
         self._counts = UpdateCounts(innermost(context.step.optimizer), stored)
         self.unrolled = cache(self._unrolled_function)
+        self.compiled = UnrolledFunctions(context, self.unrolled)
         self.loop = self._loop_function()
 
     def stop(self) -> None:
@@ -132,14 +135,15 @@ class WorkerExecutions:
             staleness: Tensors = []
             current = trace.fetch()
             for left in reversed(range(len(rounds))):
-                number, made, prefetched = self._update(trace, current, more=left > 0)
+                with self.compiled.turn():
+                    number, made, prefetched = self._update(trace, current, more=left > 0)
                 with trace.on_counter_device():
                     staleness.append(number - current.updates)
                     trace.updates = number + made
                 if left:
                     current = prefetched or trace.fetch()
             if self._context.assigned:
-                merge_state(self._context, start["state"], trace.state, count)
+                merge_state(self._context, start["state"], trace.state, count, trace.losses[-1:])
             with trace.on_counter_device():
                 updates_behind = tf.stack(staleness)
             return self._packed(begun, count, trace.carried(), tf.stack(trace.losses), updates_behind)
@@ -158,7 +162,7 @@ class WorkerExecutions:
                     return tf.logical_and(taken + every <= most, tf.logical_not(self._stopped.read_value()))
 
             def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: _Carried) -> list[Any]:
-                trace = _ExecutionTrace(context, iterator, [every], first + taken, carried)
+                trace = _ExecutionTrace(context, iterator, [every], first + taken, carried, self._counts)
                 current = trace.fetch()
                 number, _, _ = self._update(trace, current, more=False)
                 with trace.on_counter_device():
@@ -313,8 +317,7 @@ class _ExecutionTrace:
         rounds: how many batches each round has.
         first: the number of the first step.
         start: what the steps before have left.
-        counts: given if each ps counts its own updates, and the learning rate is read once for all steps; otherwise
-            both cross in each update.
+        counts: of the updates on each ps.
     """
 
     def __init__(
@@ -324,7 +327,7 @@ class _ExecutionTrace:
         rounds: list[int],
         first: tf.Tensor,
         start: _Carried,
-        counts: UpdateCounts | None = None,
+        counts: UpdateCounts,
     ) -> None:
         self._context = context
         self._reader, self._next_batch = BatchReader(context, rounds), partial(next_batch, iterator)
@@ -340,7 +343,7 @@ class _ExecutionTrace:
         self._counts = counts
         own = learning_rate(innermost(context.step.optimizer))
         self._rate: dict[str, Read] = {}
-        if counts is not None and isinstance(own, keras.Variable):
+        if isinstance(own, keras.Variable):  # read once for all updates
             with tf.device(own.value.device):
                 self._rate = {LEARNING_RATE: Read(tf.identity(own.value))}
 
@@ -362,7 +365,9 @@ class _ExecutionTrace:
     def fetch(self) -> _Round:
         """Reads the next batches, and the current parameters."""
         read = self._reader.next_round(self._next_batch)
-        return _Round(read, self._context.transport.pull(read.sent), self.updates)
+        # Nothing is computed, and no update made, before the batches are there.
+        pulled = self._context.transport.pull(read.sent, received_after=tf.nest.flatten(read.batches)[:1])
+        return _Round(read, pulled, self.updates)
 
     def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
         """See `ParameterServerContext.apply`."""

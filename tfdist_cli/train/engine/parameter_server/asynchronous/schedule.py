@@ -76,10 +76,18 @@ class Schedule:
         every: steps in a round, see `Updates.steps_per_round`.
         lanes: the steps.
         number: of the first one.
+        unrolls: whether workers have compiled a function of so many unrolled steps.
     """
 
-    def __init__(self, pace: Pacing, every: int, lanes: Sequence[Lane], number: int) -> None:
-        self._pace, self._every = pace, every
+    def __init__(
+        self,
+        pace: Pacing,
+        every: int,
+        lanes: Sequence[Lane],
+        number: int,
+        unrolls: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        self._pace, self._every, self._unrolls = pace, every, unrolls
         self._lanes, self.next_number = list(lanes), number
         self._flying: Counter[int | None] = Counter()
         """Executions in flight by the index of their worker; None is any worker."""
@@ -202,7 +210,7 @@ class Schedule:
             return lane.left, True
         if not loops:
             return self._every, True
-        short = self._pace.unrolls(size) if adapts or self._pace.step_seconds is not None else True
+        short = self._pace.unrolls(size) and self._unrolls(size)
         wanted = size if short or not adapts else self._whole_rounds(self._pace.loop_size(size))
         wanted = self._fair(lane, wanted, keeps_size=short) if adapts else wanted
         count = wanted if lane.left >= wanted else lane.left - lane.left % self._every

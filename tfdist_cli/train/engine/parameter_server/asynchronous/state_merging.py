@@ -20,7 +20,7 @@ If nobody else has changed the variable, it becomes exactly sₖ. Otherwise the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,17 @@ import tensorflow as tf
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.registry import row_lock
+from tfdist_cli.train.tf_compat import control_flow
 from tfdist_cli.train.variables.sharding import parts, split_rows
 
 
-def merge_state(context: ParameterServerContext, before: Tensors, after: Tensors, steps: tf.Tensor | int) -> None:
+def merge_state(
+    context: ParameterServerContext,
+    before: Tensors,
+    after: Tensors,
+    steps: tf.Tensor | int,
+    awaited: Sequence[tf.Tensor] = (),
+) -> None:
     """Merges what an execution has made of the model's state into the variables on the ps.
 
     Args:
@@ -40,12 +47,14 @@ def merge_state(context: ParameterServerContext, before: Tensors, after: Tensors
         before: the values of the state that the execution has read.
         after: the values at its end.
         steps: how many steps it has taken, at least 1.
+        awaited: what has to be there before anything is assigned.
     """
     merges: dict[str, list[tuple[tf.Tensor, Callable[[], Any]]]] = {}
     for index, rate in context.assigned.items():
         shards = parts(context.step.state[index])
         old, new = (split_rows(state[index], shards) for state in (before, after))
-        for shard, own_old, own_new in zip(shards, old, new, strict=True):
+        for shard, own_old, computed in zip(shards, old, new, strict=True):
+            own_new = control_flow.after(computed, awaited)
             merge = partial(_merged, shard, own_old, own_new, rate, steps)
             merges.setdefault(shard.device, []).append((own_new, merge))
     for device, some in merges.items():

@@ -102,7 +102,8 @@ class AsynchronousUpdates:
         """
         seeds, done, votes = self._context.seeds, 0, 0
         lanes = self._lanes(iterators, steps)
-        schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over)
+        unrolls = partial(self._executions.compiled.is_ready, iterators=iterators)
+        schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over, unrolls)
         used, pauses, gives_up = schedule.next_number, False, partial(self._gives_up, pause)
         self._executions.begin()
         while True:
@@ -116,7 +117,8 @@ class AsynchronousUpdates:
                 schedule.add(size, adapts=adapts, loops=self._loops)
             if not schedule.in_flight and (pauses or not schedule.left):
                 break
-            scheduled = schedule.next_done()
+            with self._executions.compiled.training_waits(lambda: pause.wanted() or pause.agreed()):
+                scheduled = schedule.next_done()
             fetched: Any = scheduled and self._raising_cause(schedule, partial(_fetched, scheduled.remote, gives_up))
             if scheduled is None or fetched is None:
                 if gives_up():
@@ -134,6 +136,10 @@ class AsynchronousUpdates:
         seeds.passed_over = used - first - done
         if pauses and not votes:
             yield Execution(first + done, np.zeros(0), np.zeros(self._context.totals.size), {}, {}, int(pause.wanted()))
+
+    def close(self) -> None:
+        """See `UpdateRule.close`."""
+        self._executions.compiled.close()
 
     def _lanes(self, iterators: Any, steps: int, schedule: Schedule | None = None) -> list[Lane]:
         """Divides steps among the workers of now.
