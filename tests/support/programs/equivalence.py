@@ -8,19 +8,18 @@ any worker, and asynchronous workers are made to take turns.
 
 import os
 import sys
-from collections import Counter
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+import unrolling  # type: ignore[import-not-found] # beside this file
 from gradient_layers import Dropping, Penalized, every  # type: ignore[import-not-found] # beside this file
 
 import tfdist_cli as tfdist
 from tfdist_cli.train.cluster import join
 from tfdist_cli.train.cluster.all_reduce import AllReduce
 from tfdist_cli.train.engine.pacing import Pacing
-from tfdist_cli.train.engine.parameter_server.asynchronous.unrolled import UnrolledFunctions
 
 out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 STEPS = 50
@@ -184,24 +183,7 @@ def data(shard):
     return tf.data.Dataset.from_tensor_slices((X, Y)).shard(shard.count, shard.index).batch(batch).repeat()
 
 
-LOOPS = 5
-"""Executions before unrolled ones: loops and unrolled steps follow each other within an epoch."""
-is_ready = UnrolledFunctions.is_ready
-asked = Counter[UnrolledFunctions]()
-
-
-def ready_in_the_middle(functions, count, iterators):
-    asked[functions] += 1
-    ready = is_ready(functions, count, iterators)
-    if asked[functions] < LOOPS or ready:
-        return ready and asked[functions] > LOOPS
-    with functions.training_waits():
-        functions._thread.join()
-    assert is_ready(functions, count, iterators)
-    return True
-
-
-UnrolledFunctions.is_ready = ready_in_the_middle  # type: ignore[method-assign]
+unrolling.after_loops()  # both follow each other within an epoch
 gathers = []
 """The numbers of rows that steps have gathered."""
 gather_rows = AllReduce._gather_rows

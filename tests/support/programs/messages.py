@@ -9,6 +9,7 @@ from collections import Counter
 import keras
 import numpy as np
 import tensorflow as tf
+import unrolling  # type: ignore[import-not-found] # beside this file
 
 import tfdist_cli as tfdist
 from tfdist_cli.train.engine.parameter_server.asynchronous.executions import WorkerExecutions
@@ -63,6 +64,7 @@ def build():
 
 
 WorkerExecutions._packed = recorded(WorkerExecutions._packed)  # type: ignore[method-assign] # for this process
+unrolling.at_once()
 random = np.random.default_rng(0)
 x = {name: random.integers(0, ROWS, 96).astype(np.int32) for name in ("user", "item")}
 y = random.normal(size=(96, 1)).astype(np.float32)

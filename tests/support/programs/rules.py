@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+import unrolling  # type: ignore[import-not-found] # beside this file
 from gradient_layers import Looked, every  # type: ignore[import-not-found] # beside this file
 from tensorflow.python.data.experimental.ops.testing import sleep
 
@@ -35,6 +36,7 @@ SPANNING = ("prefetch", "push 4", "local 3", "proportional")
 """Rules by which the steps of an execution depend on each other."""
 ROWS = 50
 IN_CLUSTER = "TF_CONFIG" in os.environ
+unrolling.at_once()
 random = np.random.default_rng(0)
 X = random.normal(size=(480, 6)).astype(np.float32)
 Y = (X[:, :3] + random.normal(size=(480, 3))).argmax(axis=1)
