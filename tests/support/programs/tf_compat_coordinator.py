@@ -11,6 +11,7 @@ import threading
 import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.coordinator import (
+    Cancellation,
     admit_worker,
     as_coordinator_calls,
     clear_failure,
@@ -127,6 +128,27 @@ assert coordinator.schedule(take, args=(iterators,)).fetch() == 4
 assert coordinator.schedule(take, args=(iterators,)).fetch() == 5
 assert tf.timestamp() < end, "the coordinator has waited for another thread"
 waiting.join()
+
+# A call on a worker that is cancelled ends at once.
+cancellation, ends = Cancellation(), []
+
+
+def wait_for_a_minute():
+    with as_coordinator_calls(worker), tf.device(worker.device_name):
+        try:
+            cancellation.call(endless, (tf.timestamp() + 60,))
+        except tf.errors.CancelledError:
+            ends.append("cancelled")
+
+
+with coordinator.strategy.scope():
+    endless = wait.get_concrete_function(tf.TensorSpec([], tf.float64))
+waiting = threading.Thread(target=wait_for_a_minute)
+waiting.start()
+waiting.join(0.5)
+cancellation.cancel()
+waiting.join(10)
+assert ends == ["cancelled"], ends
 
 # A worker with a gap before it joins, runs functions of its own only, then any, and leaves.
 where = address()

@@ -158,6 +158,25 @@ def as_coordinator_calls(worker: Any) -> Iterator[None]:
         own.clear_error()  # it has been raised
 
 
+class Cancellation:
+    """Cancels what this task waits for on others.
+
+    Seen in TensorFlow 2.21.0: `cancellation.CancellationManager`. Reason: Python cannot exit while TensorFlow is about
+    to return to a thread. Replace with: a public way to cancel a function.
+    """
+
+    def __init__(self) -> None:
+        self._manager = cancellation.CancellationManager()
+
+    def call(self, function: Any, args: Sequence[Any]) -> Any:
+        """Calls a concrete function that may be cancelled (`CancelledError`)."""
+        return self._manager.get_cancelable_function(function)(*args)
+
+    def cancel(self) -> None:
+        """Cancels all such calls, also later ones."""
+        self._manager.start_cancel()
+
+
 def iterator_without_data(element_spec: Any) -> Any:
     """Returns an iterator on the current device from which no batch can be read (`FailedPreconditionError`).
 

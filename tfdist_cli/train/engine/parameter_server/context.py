@@ -27,7 +27,7 @@ from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.optimizers.terms import Terms, split_gradient
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
-from tfdist_cli.train.tf_compat.coordinator import as_coordinator_calls, concrete_on, failure_of, is_dead
+from tfdist_cli.train.tf_compat.coordinator import Cancellation, as_coordinator_calls, concrete_on, failure_of, is_dead
 from tfdist_cli.train.variables.sharding import Gradient, assign, parts
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -123,7 +123,9 @@ class ParameterServerContext:
         """Runs a function on a worker, and again if the worker is replaced while its `RemoteValue` is referenced."""
         return worker.create_resource(function, args=args)
 
-    def rehearsal(self, worker: Any, function: Any, args: tuple[Any, ...]) -> Callable[[], None]:
+    def rehearsal(
+        self, worker: Any, function: Any, args: tuple[Any, ...], cancellation: Cancellation | None = None
+    ) -> Callable[[], None]:
         """Traces a function, and returns one that calls it on a worker beside what that runs, and waits.
 
         The next call need not compile it.
@@ -132,12 +134,14 @@ class ParameterServerContext:
             worker: the worker.
             function: a `tf.function` that ends by itself.
             args: its arguments; iterators of all workers are those of this one.
+            cancellation: may end the wait.
         """
         concrete, own = concrete_on(worker, function, args)
+        cancelled = cancellation or Cancellation()
 
         def rehearse() -> None:
             with as_coordinator_calls(worker), tf.device(worker.device_name):
-                concrete(*own)
+                cancelled.call(concrete, own)
 
         return rehearse
 

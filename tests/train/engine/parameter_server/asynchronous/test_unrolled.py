@@ -56,7 +56,7 @@ def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None):
     """Functions whose trace calls `trace` in each round, and which each worker fails to run."""
     made = []
 
-    def rehearsal(_worker, function, _arguments):
+    def rehearsal(_worker, function, _arguments, _cancellation):
         function()
 
         def rehearse():

@@ -133,15 +133,15 @@ class WorkerExecutions:
             start = self._start()
             trace = _ExecutionTrace(self._context, iterator, rounds, first, start, self._counts)
             staleness: Tensors = []
-            current = trace.fetch()
+            current = None
             for left in reversed(range(len(rounds))):
                 with self.compiled.turn():
+                    current = current or trace.fetch()
                     number, made, prefetched = self._update(trace, current, more=left > 0)
                 with trace.on_counter_device():
                     staleness.append(number - current.updates)
                     trace.updates = number + made
-                if left:
-                    current = prefetched or trace.fetch()
+                current = prefetched
             if self._context.assigned:
                 merge_state(self._context, start["state"], trace.state, count, trace.losses[-1:])
             with trace.on_counter_device():

@@ -22,14 +22,12 @@ import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.worker_functions import run_all
-from tfdist_cli.train.tf_compat.coordinator import are_per_worker, is_dead, iterator_without_data
+from tfdist_cli.train.tf_compat.coordinator import Cancellation, are_per_worker, is_dead, iterator_without_data
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
 log = logging.getLogger("tfdist")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 """Errors of a worker that is lost. It compiles the function when it is back and runs it first."""
-
-
 _BUSY = 2.0
 """The time of a trace as a multiple of its processor time from which on the training waits for all of it."""
 _POLL_SECONDS = 0.1
@@ -53,7 +51,7 @@ class UnrolledFunctions:
         self._ready: set[int] = set()
         self._begun: set[int] = set()
         self._thread: threading.Thread | None = None
-        self._turns = threading.Condition()
+        self._turns, self._cancellation = threading.Condition(), Cancellation()
         self._training_waits = self._traces = self._hurries = self._is_closed = False
 
     def is_ready(self, count: int, iterators: Any) -> bool:
@@ -117,10 +115,11 @@ class UnrolledFunctions:
                 self._turns.notify_all()
 
     def close(self) -> None:
-        """Ends the thread, as soon as workers have compiled what they are compiling."""
+        """Ends the thread, which does not wait for workers that compile."""
         with self._turns:
             self._is_closed = True
             self._turns.notify_all()
+        self._cancellation.cancel()
         if self._thread:
             self._thread.join(GRACE_SECONDS)
 
@@ -145,7 +144,8 @@ class UnrolledFunctions:
         with tf.device(worker.device_name if are_per_worker(iterators) else CHIEF_DEVICE):
             iterator = iterator_without_data(self._context.element_spec)
         arguments = iterator, tf.constant(0, tf.int64)
-        return partial(_compiled, self._context.rehearsal(worker, self._function(count), arguments))
+        rehearse = self._context.rehearsal(worker, self._function(count), arguments, self._cancellation)
+        return partial(_compiled, rehearse)
 
 
 def _compiled(rehearse: Callable[[], None]) -> None:
