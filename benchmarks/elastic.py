@@ -1,5 +1,6 @@
 """`python -m benchmarks.elastic`: workers join a training and leave it, or tasks are stopped: what the others notice.
 
+With `--start`: the longest pause of a worker in the first seconds of a training, when functions are compiled.
 With `--checkpoint`: how long a training takes no step when its ps or mirrored workers change through a checkpoint. With
 `--data`: what the worker notices when data workers join and leave.
 
@@ -32,6 +33,7 @@ import psutil
 from benchmarks.cluster import ROOT, RunFailed, base_environment
 from benchmarks.command import end_on_sigterm, log, publish
 from benchmarks.waits import Run, launched
+from benchmarks.workload import FOREVER
 from tfdist_cli.bench.machine import Usage
 from tfdist_cli.protocol.run_files import read_lines
 from tfdist_cli.spec.roles import Role
@@ -45,7 +47,7 @@ recipe: recipe.yaml
 RECIPE = """
 module: {module}
 params: {{wait: {wait}, layers: {layers}, stamps: {stamps}}}
-train: {{batch_size: 16, epochs: 1000000, steps_per_epoch: 1000000, share: copy}}
+train: {{batch_size: 16, epochs: 1000000, steps_per_epoch: {steps}, share: copy}}
 updates: {updates}
 evaluate: null
 """
@@ -71,6 +73,8 @@ _START, _CHANGE = 180.0, 90.0
 """Seconds that a cluster may take to its first steps, and a change of its workers to its end."""
 _SETTLE, _QUIET, _AFTER = 4.0, 5.0, 2.0
 """Seconds of training before anything is measured, of the usual steps, and after a change."""
+_BEGINNING = 20.0
+"""Seconds in which `--start` looks for pauses."""
 _FULL = 0.9
 """The part of the usual rate that is full speed."""
 _WINDOW, _RECOVERY = 1.0, 10.0
@@ -259,6 +263,16 @@ def measure_changes(training: Training, fewest: int, most: int) -> Result:
     )
 
 
+def measure_start(training: Training, workers: int) -> tuple[float, int]:
+    """Returns the longest time between two steps of a worker, and the steps of all, in the first seconds."""
+    begin = training.await_steps(workers)
+    end = training.go_on_until(begin + _BEGINNING, workers)
+    stamps = training.stamps()
+    training.stop()
+    longest = max(Gap.of(times, begin, end).longest for times in stamps.values())
+    return longest, sum(begin <= moment < end for times in stamps.values() for moment in times)
+
+
 def measure_data_workers(training: Training, fewest: int, most: int) -> Result:
     """Lets data workers join, and leave."""
     stay = range(1)
@@ -417,7 +431,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for mode in arguments.modes or (RESIZES if arguments.checkpoint else ["async"] if arguments.data else MODES):
             rows += _measure(mode, arguments)
             log(rows[-1])
-    columns = _STALL_COLUMNS if arguments.stall else _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
+    columns: tuple[str, ...] = (
+        _STALL_COLUMNS if arguments.stall else _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
+    )
+    columns = _START_COLUMNS if arguments.start else columns
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     publish("benchmarks.elastic", argv, "\n".join([*head, *rows]))
 
@@ -441,6 +458,7 @@ _RESIZE_COLUMNS = (
     "steps repeated",
     "machine used by others before",
 )
+_START_COLUMNS = ("updates", f"longest pause in the first {_BEGINNING:.0f} s, s", "steps in these")
 _STALL_COLUMNS = ("updates", "stopped", "full speed after, s", "steps missed, in s")
 
 
@@ -459,6 +477,7 @@ def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:
             wait=arguments.wait,
             layers=arguments.layers,
             stamps=stamps,
+            steps=arguments.steps_per_epoch,
             updates=json.dumps(MODES[mode]),
         )
         if arguments.data:
@@ -468,6 +487,9 @@ def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:
             )
         with launched(cluster, recipe, PROGRAM, checkout=arguments.checkout) as run:
             training = Training(run, stamps)
+            if arguments.start:
+                longest, steps = measure_start(training, arguments.fewest)
+                return [f"| {mode} | {longest:.2f} | {steps} |"]
             if arguments.data:
                 return [_row("data workers", measure_data_workers(training, arguments.fewest, arguments.most))]
             if arguments.stall:
@@ -483,7 +505,7 @@ def _measure_resizes(kind: str, arguments: argparse.Namespace, stamps: Path) -> 
     _, roles = RESIZES[kind]
     cluster = f"roles: {roles.format(fewest=arguments.fewest)}\nrecipe: recipe.yaml\n"
     recipe = RECIPE.format(
-        module=PROGRAM.stem, wait=arguments.wait, layers=arguments.layers, stamps=stamps, updates="{}"
+        module=PROGRAM.stem, wait=arguments.wait, layers=arguments.layers, stamps=stamps, steps=FOREVER, updates="{}"
     )
     usage = Usage.now()
     time.sleep(1)  # to see what others use
@@ -526,6 +548,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=1, help="trainings of each mode, in turns (default: 1)")
     parser.add_argument("--wait", type=float, default=20.0, help="milliseconds that a step waits (default: 20)")
     parser.add_argument("--layers", type=int, default=4, help="dense layers of the model (default: 4)")
+    parser.add_argument("--start", action="store_true", help="measure the longest pause at the start instead")
+    parser.add_argument(
+        "--steps-per-epoch", type=int, default=FOREVER, help="steps in an epoch (default: one epoch without end)"
+    )
     parser.add_argument(
         "--stall", type=float, metavar="SECONDS", help="stop tasks with SIGSTOP instead, for so many seconds"
     )

@@ -16,6 +16,8 @@ from benchmarks.workload import Lap
 
 TURNS = 4
 """The number of turns of each side."""
+WARM_UP = 5
+"""Turns of each side before those that count. tfdist compiles its fastest functions while it trains."""
 LONGEST = 5
 """A race has up to this many times as many turns, if a side has not ended two epochs."""
 TURN_SECONDS = 2.0
@@ -92,7 +94,7 @@ def measure(laps: Sequence[Lap], turns: Sequence[tuple[float, float]]) -> Timing
     return Timing(len(timed) - 1, seconds, timed[-1].logs, laps[0].logs)
 
 
-def race(clusters: Sequence[Cluster], turns: int = TURNS, first: int = 0) -> list[Timing]:
+def race(clusters: Sequence[Cluster], turns: int = TURNS, first: int = 0, warm_up: int = WARM_UP) -> list[Timing]:
     """Lets paused clusters train in turns, always in the same order.
 
     A cluster needs a moment to run at its full rate again after a pause. So each has as many pauses as every other one:
@@ -103,6 +105,7 @@ def race(clusters: Sequence[Cluster], turns: int = TURNS, first: int = 0) -> lis
         turns: the number of turns of each. All have more if an epoch takes so long.
         first: the number of the cluster that begins, modulo their number. If it differs from race to race, a growing
             load affects all alike.
+        warm_up: the number of turns of each before those that count.
 
     Raises:
         RunFailed: a task exited, or no epoch ended.
@@ -110,6 +113,10 @@ def race(clusters: Sequence[Cluster], turns: int = TURNS, first: int = 0) -> lis
     runners = [Runner(cluster) for cluster in clusters]
     begin = first % len(runners)
     order = [*runners[begin:], *runners[:begin]]
+    for runner in order * warm_up:
+        runner.turn(TURN_SECONDS)
+    for runner in runners:
+        runner.turns.clear()
     for number in range(LONGEST * turns):
         if number >= turns and all(runner.has_epochs() for runner in runners):
             break

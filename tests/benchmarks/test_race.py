@@ -50,7 +50,7 @@ def test_clusters_train_by_turns_and_never_at_the_same_time(first, order, monkey
     monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
     monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
     clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
-    race(clusters, turns=3, first=first)
+    race(clusters, turns=3, first=first, warm_up=0)
     turns = [each.split()[0] for each in calls[::2]]
     assert turns == order * 3, "each resumes as often as the other"
     assert calls == [f"{name} {call}" for name in turns for call in ("resumes", "stops")]
@@ -74,8 +74,19 @@ def test_a_race_goes_on_until_every_side_has_ended_two_epochs(monkeypatch):
     monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
     monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
     clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
-    race(clusters, turns=1)
+    race(clusters, turns=1, warm_up=0)
     assert calls.count("ours resumes") == calls.count("peer resumes") == 2
+
+
+def test_turns_before_those_that_count_are_not_timed(monkeypatch):
+    moments = iter(range(1000, 2000))
+    calls: list[str] = []
+    monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
+    clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
+    timings = race(clusters, turns=4, warm_up=3)
+    assert calls.count("ours resumes") == calls.count("peer resumes") == 3 + 4
+    assert [timing.epochs for timing in timings] == [3, 3]  # each turn ends one
 
 
 def test_peers_of_the_same_training_race_together_as_many_as_fit():
