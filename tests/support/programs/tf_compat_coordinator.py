@@ -106,11 +106,13 @@ with tf.device(worker.device_name):
 assert isinstance(empty, type(iter(tf.data.Dataset.range(1))))
 with coordinator.strategy.scope():
     concrete, own = concrete_on(worker, take_with_index, (empty,))
+failures = []
 with as_coordinator_calls(worker), tf.device(worker.device_name):
     try:
         concrete(*own)
-    except tf.errors.FailedPreconditionError:
-        print("there is no batch", flush=True)
+    except tf.errors.FailedPreconditionError as error:
+        failures.append(error)
+assert len(failures) == 1, "there is no batch"
 with_index = [int(each) for each in coordinator.schedule(take_with_index, args=(iterators,)).fetch()]
 assert with_index == [3, 0], with_index
 assert take_with_index.experimental_get_tracing_count() == 1
