@@ -263,14 +263,19 @@ def measure_changes(training: Training, fewest: int, most: int) -> Result:
     )
 
 
+def beginning_of(stamps: Stamps, begin: float, end: float) -> tuple[float, int]:
+    """Returns the longest time between two steps of a worker, and the number of steps of all, within some time."""
+    longest = max(Gap.of(times, begin, end).longest for times in stamps.values())
+    return longest, sum(begin <= moment < end for times in stamps.values() for moment in times)
+
+
 def measure_start(training: Training, workers: int) -> tuple[float, int]:
-    """Returns the longest time between two steps of a worker, and the steps of all, in the first seconds."""
+    """Returns the same of the first seconds of a training."""
     begin = training.await_steps(workers)
     end = training.go_on_until(begin + _BEGINNING, workers)
     stamps = training.stamps()
     training.stop()
-    longest = max(Gap.of(times, begin, end).longest for times in stamps.values())
-    return longest, sum(begin <= moment < end for times in stamps.values() for moment in times)
+    return beginning_of(stamps, begin, end)
 
 
 def measure_data_workers(training: Training, fewest: int, most: int) -> Result:
@@ -431,10 +436,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for mode in arguments.modes or (RESIZES if arguments.checkpoint else ["async"] if arguments.data else MODES):
             rows += _measure(mode, arguments)
             log(rows[-1])
-    columns: tuple[str, ...] = (
-        _STALL_COLUMNS if arguments.stall else _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
-    )
-    columns = _START_COLUMNS if arguments.start else columns
+    columns = _columns(arguments)
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     publish("benchmarks.elastic", argv, "\n".join([*head, *rows]))
 
@@ -460,6 +462,15 @@ _RESIZE_COLUMNS = (
 )
 _START_COLUMNS = ("updates", f"longest pause in the first {_BEGINNING:.0f} s, s", "steps in these")
 _STALL_COLUMNS = ("updates", "stopped", "full speed after, s", "steps missed, in s")
+
+
+def _columns(arguments: argparse.Namespace) -> Sequence[str]:
+    """Returns the heads of the table."""
+    if arguments.start:
+        return _START_COLUMNS
+    if arguments.stall:
+        return _STALL_COLUMNS
+    return _RESIZE_COLUMNS if arguments.checkpoint else _CHANGE_COLUMNS
 
 
 def _measure(mode: str, arguments: argparse.Namespace) -> list[str]:

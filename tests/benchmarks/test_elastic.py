@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.cluster import RunFailed
-from benchmarks.elastic import resize_of
+from benchmarks.elastic import beginning_of, resize_of
 from benchmarks.programs import elastic
 from benchmarks.programs.waiting import Wait
 
@@ -47,6 +47,11 @@ def test_steps_are_counted_from_the_resize_before():
 def test_a_training_without_steps_afterwards_was_not_measured():
     with pytest.raises(RunFailed):
         resize_of([START + 9.0], START + 10.0, EVENTS, together=1)
+
+
+def test_the_longest_pause_of_any_worker_counts_also_if_it_ends_later():
+    stamps = {0: [0.0, 1.0, 2.0, 5.0], 1: [0.5, 1.0, 2.5, 2.9]}
+    assert beginning_of(stamps, 0.0, 3.0) == (3.0, 7)
 
 
 def test_steps_are_stamped_and_wait_once_their_parameters_are_there(tmp_path):

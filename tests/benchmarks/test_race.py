@@ -44,47 +44,47 @@ class Recorded:
         return self.ended
 
 
-@pytest.mark.parametrize(("first", "order"), [(0, ["ours", "peer"]), (3, ["peer", "ours"])])
-def test_clusters_train_by_turns_and_never_at_the_same_time(first, order, monkeypatch):
-    moments, calls = iter(range(1000, 2000)), []
+@pytest.fixture
+def clock(monkeypatch):
+    """A second passes from one look at the clock to the next."""
+    moments = iter(range(1000, 2000))
     monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
     monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
-    clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
-    race(clusters, turns=3, first=first, warm_up=0)
+
+
+def racing(*names, **options):
+    """The calls of recorded clusters that race, and their timings."""
+    calls: list[str] = []
+    clusters: Any = [Recorded(name, calls) for name in names]
+    return calls, race(clusters, **options)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("first", "order"), [(0, ["ours", "peer"]), (3, ["peer", "ours"])])
+def test_clusters_train_by_turns_and_never_at_the_same_time(first, order):
+    calls, _ = racing("ours", "peer", turns=3, first=first, warm_up=0)
     turns = [each.split()[0] for each in calls[::2]]
     assert turns == order * 3, "each resumes as often as the other"
     assert calls == [f"{name} {call}" for name in turns for call in ("resumes", "stops")]
 
 
-def test_no_side_is_paused_for_longer_than_a_mirrored_worker_survives(monkeypatch):
-    moments = iter(range(1000, 2000))
-    calls: list[str] = []
-    monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
-    clusters: Any = [Recorded(name, calls) for name in ("ours", "peer", "other")[:MOST]]
-    race(clusters, turns=4)
+@pytest.mark.usefixtures("clock")
+def test_no_side_is_paused_for_longer_than_a_mirrored_worker_survives():
+    calls, _ = racing(*("ours", "peer", "other")[:MOST], turns=4)
     turns = [each.split()[0] for each in calls[::2]]
     longest = max(turns[first + 1 :].index(name) for first, name in enumerate(turns) if name in turns[first + 1 :])
     assert longest * TURN_SECONDS < 5
 
 
-def test_a_race_goes_on_until_every_side_has_ended_two_epochs(monkeypatch):
-    moments = iter(range(1000, 2000))
-    calls: list[str] = []
-    monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
-    clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
-    race(clusters, turns=1, warm_up=0)
+@pytest.mark.usefixtures("clock")
+def test_a_race_goes_on_until_every_side_has_ended_two_epochs():
+    calls, _ = racing("ours", "peer", turns=1, warm_up=0)
     assert calls.count("ours resumes") == calls.count("peer resumes") == 2
 
 
-def test_turns_before_those_that_count_are_not_timed(monkeypatch):
-    moments = iter(range(1000, 2000))
-    calls: list[str] = []
-    monkeypatch.setattr("benchmarks.race.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("benchmarks.race.time.monotonic", lambda: float(next(moments)))
-    clusters: Any = [Recorded("ours", calls), Recorded("peer", calls)]
-    timings = race(clusters, turns=4, warm_up=3)
+@pytest.mark.usefixtures("clock")
+def test_turns_before_those_that_count_are_not_timed():
+    calls, timings = racing("ours", "peer", turns=4, warm_up=3)
     assert calls.count("ours resumes") == calls.count("peer resumes") == 3 + 4
     assert [timing.epochs for timing in timings] == [3, 3]  # each turn ends one
 

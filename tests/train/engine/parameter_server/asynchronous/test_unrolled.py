@@ -52,14 +52,15 @@ def test_what_is_compiled_changes_nothing_and_is_what_the_training_runs(updates,
     assert int(next(layer for layer in model.layers if isinstance(layer, Keeping)).count) == 42
 
 
-def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None):
-    """Functions whose trace calls `trace` in each round, and which each worker fails to run."""
+def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None, runs=lambda: None):
+    """Functions whose trace calls `trace` in each round, and which each worker calls `runs` for and fails to run."""
     made = []
 
     def rehearsal(_worker, function, _arguments, _cancellation):
         function()
 
         def rehearse():
+            runs()
             raise fails or tf.errors.FailedPreconditionError(None, None, "there is no batch")
 
         return rehearse
@@ -126,6 +127,19 @@ def test_where_the_processor_is_busy_the_training_waits_for_all_rounds_unless_it
         compiled._thread.join(10)
         assert compiled.is_ready(4, None)
     compiled.close()
+
+
+def test_the_training_does_not_wait_long_for_a_worker_that_is_stopped():
+    continued = threading.Event()
+    compiled = functions(lambda: threading.Event().wait(0.02), runs=lambda: continued.wait(60))
+    assert not compiled.is_ready(4, None)
+    with compiled.training_waits():
+        compiled._thread.join(1)
+    assert compiled._hurries
+    assert not compiled.is_ready(4, None)
+    continued.set()
+    compiled._thread.join(10)
+    assert compiled.is_ready(4, None)
 
 
 def test_another_thread_traces_at_any_time():

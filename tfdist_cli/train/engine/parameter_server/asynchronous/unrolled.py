@@ -1,16 +1,20 @@
 """Compiles functions of unrolled steps while workers take steps in loops.
 
-A function of 20 steps takes 20 times as long to trace and to compile as a loop. If it was first needed to be compiled,
-all workers would wait for it. So a thread traces it, and has each worker compile it, beside what the worker runs.
+A function of 20 steps takes 20 times as long to trace and to compile as a loop. If workers compiled it at its first
+call, all of them would wait for it. So a thread traces it, and has each worker compile it, beside what the worker runs.
 
 Keras's layers are not made for two threads that call them. So the thread traces only while the training waits for
-workers, and only the steps of one round at a time. Where the processor is busy, as with all tasks of a cluster on one
-machine, that would take several times as long, and loops are slow. There the training waits for all of it.
+workers, and only the steps of one round at a time.
+
+Where the processor is busy, as with all tasks of a cluster on one machine, that would take several times as long, and
+loops are slow. There the training waits for the trace. After that it waits for the workers, but only as long as the
+trace has taken, since a worker may be stopped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +33,7 @@ log = logging.getLogger("tfdist")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 """Errors of a worker that is lost. It compiles the function when it is back and runs it first."""
 _BUSY = 2.0
-"""The time of a trace as a multiple of its processor time from which on the training waits for all of it."""
+"""The time of a trace as a multiple of its processor time from which on the training waits."""
 _POLL_SECONDS = 0.1
 """How often it is looked whether the training is to pause."""
 
@@ -53,6 +57,8 @@ class UnrolledFunctions:
         self._thread: threading.Thread | None = None
         self._turns, self._cancellation = threading.Condition(), Cancellation()
         self._training_waits = self._traces = self._hurries = self._is_closed = False
+        self._deadline = math.inf
+        """Until when the training waits where the processor is busy."""
 
     def is_ready(self, count: int, iterators: Any) -> bool:
         """Whether workers have compiled the function; if not, it will be.
@@ -75,8 +81,7 @@ class UnrolledFunctions:
         """Lets the thread trace while the training waits for workers; at its end, waits for the round in progress.
 
         Args:
-            ends: whether the training is to pause. If not, it waits until the function is compiled where the processor
-                is busy.
+            ends: whether the training is to pause, and waits no longer where the processor is busy.
         """
         with self._turns:
             self._training_waits = True
@@ -85,7 +90,7 @@ class UnrolledFunctions:
             yield
         finally:
             with self._turns:
-                while self._hurries and not ends():
+                while self._hurries and time.monotonic() < self._deadline and not ends():
                     self._turns.wait(_POLL_SECONDS)
                 self._training_waits = False
                 self._turns.wait_for(lambda: not self._traces)
@@ -127,7 +132,10 @@ class UnrolledFunctions:
         try:
             with self._context.coordinator.strategy.scope():
                 workers = [each for each in self._context.workers if not is_dead(each)]
-                run_all([self._rehearsal(each, count, iterators) for each in workers])
+                begun, self._deadline = time.monotonic(), math.inf
+                rehearsals = [self._rehearsal(each, count, iterators) for each in workers]
+                self._deadline = 2 * time.monotonic() - begun
+                run_all(rehearsals)
         except _Ended:
             return
         except Exception as error:  # noqa: BLE001 the training goes on in loops
