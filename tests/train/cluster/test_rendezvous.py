@@ -148,7 +148,7 @@ def test_who_is_missing_is_named_with_the_reason():
         gather_tasks(CHIEF, free_address(), {PS: Address("no.such.host.invalid", 2222)}, 0.1)
 
 
-def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
+def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch, log):
     """That of a pod, for one."""
     asked = []
 
@@ -162,6 +162,8 @@ def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch):
     monkeypatch.setattr(reachability, "RETRY", 0.01)
     await_names({PS: Address("ps-0.job", 2222)}, LONG)
     assert asked == ["ps-0.job"] * 3
+    await_names({PS: Address("ps-0.job", 2222)}, LONG)
+    assert len(log) == 1, "only who waits says so"
 
 
 def test_a_name_that_nobody_knows_is_told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from tfdist_cli.errors import TimeoutExceeded
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 
+log = logging.getLogger("tfdist")
 RETRY = 0.1
 """Seconds between two attempts."""
 CONNECT = 5.0
@@ -29,14 +31,18 @@ def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
 
 
 def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
-    """Waits until the host name of every address resolves.
+    """Waits until the host name of every address resolves; logs the tasks for which it has to wait.
 
     The name of a pod resolves some time after the pod starts, and TensorFlow does not retry a name that fails.
 
     Raises:
         TimeoutExceeded: names the tasks whose host names did not resolve within `timeout` seconds.
     """
-    PendingTasks(addresses, timeout, unresolved).wait()
+    pending = PendingTasks(addresses, timeout, unresolved)
+    if pending.update():
+        missing = ", ".join(f"{task} at {address}" for task, address in pending.missing.items())
+        log.info("waiting up to %.0f s until host names resolve: %s", timeout, missing)
+        pending.wait()
 
 
 class PendingTasks:
