@@ -63,7 +63,7 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 
 bench: $(INSTALLED) ## Measure tfdist beside its peers
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements.txt
-	$(RUN) benchmarks
+	$(RUN) benchmarks --record benchmarks.jsonl
 
 clean: ## Remove .venv, caches and builds; runs/ stays
 	rm -rf $(VENV) $(OLDEST) $(COMPAT:%=.venv-compat-%) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

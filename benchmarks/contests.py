@@ -15,6 +15,7 @@ from benchmarks.cluster import Cluster, RunFailed
 from benchmarks.data import write
 from benchmarks.grid import Contest, Side
 from benchmarks.race import MOST, Timing, race
+from benchmarks.record import Measured, Record, today
 from benchmarks.sizes import SIZES
 from tfdist_cli.bench.machine import Usage
 
@@ -31,12 +32,21 @@ class Outcome:
         ours: steps per second of tfdist in each round.
         peer: the same of its peer.
         others: the largest fraction of the machine that other processes used during one of the rounds.
+        days: when the rounds were measured.
     """
 
     contest: Contest
     ours: list[float]
     peer: list[float]
     others: float
+    days: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, contest: Contest, rounds: Sequence[Measured]) -> Outcome:
+        """Returns the results of some rounds."""
+        ours, peer = [each.ours for each in rounds], [each.peer for each in rounds]
+        others = max((each.others for each in rounds), default=0.0)
+        return cls(contest, ours, peer, others, tuple(each.day for each in rounds))
 
 
 class Data:
@@ -81,7 +91,13 @@ def races(contests: Sequence[Contest]) -> list[list[Contest]]:
 
 
 def run_contests(
-    contests: Sequence[Contest], *, rounds: int, turns: int, patience: int, log: Callable[[str], None]
+    contests: Sequence[Contest],
+    *,
+    rounds: int,
+    turns: int,
+    patience: int,
+    log: Callable[[str], None],
+    record: Record | None = None,
 ) -> list[Outcome]:
     """Runs every contest once per round.
 
@@ -91,25 +107,24 @@ def run_contests(
         turns: how often each side trains in a round.
         patience: how often a run is repeated if other processes were busy.
         log: called with a line about each result.
+        record: the rounds measured before, which count, and the new ones.
 
     Raises:
         RunFailed: a program failed, or did not learn.
     """
-    outcomes = {contest.name: Outcome(contest, [], [], 0.0) for contest in contests}
+    record = record or Record(None)
     with generated_data() as data:
         for number in range(rounds):
-            for group in races(contests):
+            missing = [contest for contest in contests if len(record.of(contest.name)) <= number]
+            for group in races(missing):
                 (ours, *peers), busy = _quiet_race(group, data, turns, patience, number)
                 for contest, peer in zip(group, peers, strict=True):
-                    before = outcomes[contest.name]
-                    before.ours.append(ours)
-                    before.peer.append(peer)
-                    outcomes[contest.name] = replace(before, others=max(before.others, busy))
+                    record.add(Measured(contest.name, ours, peer, busy, today().isoformat()))
                     log(
                         f"round {number + 1}/{rounds}  {contest.name}  {ours:.1f} steps/s, {contest.peer.name}: "
                         f"{peer:.1f}  ratio {ours / peer:.2f}  others {busy:.0%}"
                     )
-    return list(outcomes.values())
+    return [Outcome.of(contest, record.of(contest.name)) for contest in contests]
 
 
 def _quiet_race(

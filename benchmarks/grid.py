@@ -331,7 +331,12 @@ def chosen(patterns: Sequence[str]) -> list[Contest]:
     return list(found.values())
 
 
-def against(contest: Contest, checkout: Path) -> Contest:
-    """Returns the contest with another version of tfdist as the peer."""
-    peer = replace(contest.ours, name=f"the same, version in {checkout.name}", checkout=checkout.resolve())
-    return replace(contest, name=f"{contest.row}:{checkout.name}", peer=peer)
+def against(contests: Sequence[Contest], checkout: Path) -> list[Contest]:
+    """Returns contests with another version of tfdist as the peer, one for each training of tfdist."""
+    found: dict[str, Contest] = {}
+    for contest in contests:
+        peer = replace(contest.ours, name=f"the same, version in {checkout.name}", checkout=checkout.resolve())
+        wire = contest.ours.work.wire
+        name = f"{contest.row}:{checkout.name}" + (f"_{wire}" if wire != "float32" else "")
+        found[name] = replace(contest, name=name, peer=peer)
+    return list(found.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.cluster import ROOT
@@ -15,6 +14,7 @@ from benchmarks.grid import FIGURES, GROUPS, against, chosen
 from benchmarks.losses import compare_losses
 from benchmarks.plot import plot
 from benchmarks.race import TURNS
+from benchmarks.record import Record, today
 from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
 from benchmarks.table import PACKAGES, Circumstances, render, write
 from tfdist_cli.bench.machine import describe
@@ -39,24 +39,32 @@ def main(argv: Sequence[str]) -> int:
     patterns = [*(arguments.only or []), *(FIGURES if arguments.figures else [])] or ["grid", STARTUP]
     try:
         contests = chosen([pattern for pattern in patterns if pattern != STARTUP])
+        record = Record(arguments.record)
     except ValueError as error:
         parser.error(str(error))
     if arguments.against:
-        contests = [against(contest, arguments.against) for contest in contests]
+        contests = against(contests, arguments.against)
+    kept = sum(len(record.of(contest.name)) for contest in contests)
+    if kept:
+        log(f"{kept} rounds are in {arguments.record}; without this file, all would be measured anew")
     if arguments.losses:
         sys.stdout.write(compare_losses(contests, seeds=arguments.seeds, epochs=arguments.epochs, log=log))
         return 0
     outcomes = run_contests(
-        contests, rounds=arguments.rounds, turns=arguments.turns, patience=arguments.patience, log=log
+        contests,
+        rounds=arguments.rounds,
+        turns=arguments.turns,
+        patience=arguments.patience,
+        log=log,
+        record=record,
     )
     seconds = _startup(arguments.rounds) if STARTUP in patterns else {}
-    today = datetime.now(timezone.utc).date()
-    about = Circumstances(" ".join(["python -m benchmarks", *argv]), today, arguments.rounds, describe(PACKAGES))
+    about = Circumstances(" ".join(["python -m benchmarks", *argv]), today(), describe(PACKAGES))
     drawn = arguments.write and outcomes
     results = render(outcomes, seconds, about, PLOT.name if drawn else None)
     sys.stdout.write(results)
     if drawn:
-        plot(outcomes, PLOT)
+        plot([each for each in outcomes if each.contest.name in FIGURES] or outcomes, PLOT)
     if arguments.write:
         write(PAGE, results)
     return 0
@@ -107,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         help="repetitions of a run if other processes were busy (default: 0)",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="keep the result of each round in this file; the rounds that it has already are not measured again",
     )
     parser.add_argument(
         "--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}, and a plot"

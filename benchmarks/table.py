@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks.contests import Outcome
 from benchmarks.figures import Comparison
-from benchmarks.grid import THREADS, Side
+from benchmarks.grid import GROUPS, PLACEMENTS, THREADS, Side
+from benchmarks.sizes import SIZES
 from tfdist_cli.bench.figures import Spread
 from tfdist_cli.plan.task_environment import MALLOC
 
@@ -17,6 +18,13 @@ BEGIN = "<!-- results: begin -->"
 END = "<!-- results: end -->"
 PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "tf_keras", "torch")
 """Packages whose versions are printed."""
+PEERS = {
+    "tf_keras": "tf_keras",
+    "torch": "DDP",
+    "torch_fp16": "DDP, both float16",
+    "keras": "one process of Keras's `fit`",
+}
+"""The columns of the grid, by the last part of a contest's name."""
 PLOT_TEXT = "tfdist's throughput as a multiple of its peer's"
 
 
@@ -26,14 +34,12 @@ class Circumstances:
 
     Args:
         command: the command line.
-        day: the date.
-        rounds: runs of each contestant.
+        day: the date of the report.
         machine: cores and versions.
     """
 
     command: str
     day: date
-    rounds: int
     machine: str
 
 
@@ -50,18 +56,12 @@ def render(
     """
     parts = [f"`{about.command}`, {about.day.isoformat()}. {about.machine}."]
     if outcomes:
-        parts += [_throughput(outcomes), _extremes(outcomes)]
+        parts += [_grid(outcomes), _extremes(outcomes)]
         parts += [f"![{PLOT_TEXT}]({plot})"] if plot else []
-        busiest = max(outcome.others for outcome in outcomes)
-        parts.append(
-            f"Steps per second, median (min to max) of {about.rounds} round{'s' * (about.rounds != 1)}; paired ratios: "
-            f"their median (each round's). Every task of a cluster, of all programs, has {THREADS}; all programs have "
-            f"`GLIBC_TUNABLES={MALLOC}`. "
-            f"Other processes used up to {busiest:.0%} of the machine during a run."
-        )
+        parts += [_throughput(outcomes), _circumstances(outcomes)]
     if seconds:
         parts.append(_wall_times(seconds))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def write(path: Path, results: str) -> None:
@@ -78,9 +78,41 @@ def write(path: Path, results: str) -> None:
     path.write_text(f"{before}{begin}\n{results}{end}{after}", encoding="utf-8")
 
 
+def _grid(outcomes: Sequence[Outcome]) -> str:
+    """Returns the paired ratios of the grid's contests: a row for each training of tfdist, a column for each peer."""
+    rows: dict[str, dict[str, str]] = {}
+    for outcome in outcomes:
+        row, _, peer = outcome.contest.name.rpartition(":")
+        if outcome.contest.name in GROUPS["grid"]:
+            rows.setdefault(row, {})[peer] = f"{_ratio(outcome):.2f}"
+    if not rows:
+        return ""
+    peers = [peer for peer in PEERS if any(peer in ratios for ratios in rows.values())]
+    lines = [_row(["model", "placement", *(PEERS[peer] for peer in peers)]), f"|{'---|' * (2 + len(peers))}"]
+    for row, ratios in rows.items():
+        model, placement = row.split(":")
+        lines.append(_row([SIZES[model].title, PLACEMENTS[placement].title, *(ratios.get(peer, "") for peer in peers)]))
+    return "\n".join(["tfdist's steps per second as a multiple of the peer's:", "", *lines])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _circumstances(outcomes: Sequence[Outcome]) -> str:
+    busiest = max(outcome.others for outcome in outcomes)
+    days = sorted({day for outcome in outcomes for day in outcome.days})
+    measured = f"Measured from {days[0]} to {days[-1]}. " if len(days) > 1 else ""
+    return (
+        "Steps per second: median (min to max) of the rounds. Paired ratios: their median (each round's). "
+        f"Every task of a cluster, of all programs, has {THREADS}; all programs have `GLIBC_TUNABLES={MALLOC}`. "
+        f"{measured}Other processes used up to {busiest:.0%} of the machine during a run."
+    )
+
+
 def _throughput(outcomes: Sequence[Outcome]) -> str:
     columns = ["contest", "model: placement", "tfdist, steps/s", "peer, steps/s", "ratio of medians", "paired ratios"]
-    rows = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    rows = [_row(columns), f"|{'---|' * len(columns)}"]
     for outcome in outcomes:
         contest, comparison = outcome.contest, Comparison(outcome.ours, outcome.peer)
         cells = [
@@ -91,7 +123,7 @@ def _throughput(outcomes: Sequence[Outcome]) -> str:
             f"**{comparison.of_medians:.2f}**",
             f"{comparison.paired.median:.2f} ({', '.join(f'{ratio:.2f}' for ratio in comparison.ratios)})",
         ]
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(_row(cells))
     return "\n".join(rows)
 
 

@@ -101,7 +101,7 @@ def test_peers_of_the_same_training_race_together_as_many_as_fit():
 
 
 def test_another_checkout_takes_the_peers_place(tmp_path):
-    contest = against(CONTESTS["mlp:ps_sync:keras"], tmp_path)
+    (contest,) = against([CONTESTS["mlp:ps_sync:keras"], CONTESTS["mlp:ps_sync:torch"]], tmp_path)
     assert contest.peer.checkout == tmp_path
     assert contest.peer.work == contest.ours.work
     assert contest.ours.name != contest.peer.name

@@ -1,5 +1,6 @@
 """Results as medians, ratios and a page."""
 
+import re
 from datetime import date
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from benchmarks.contests import Outcome
 from benchmarks.figures import Comparison
 from benchmarks.grid import CONTESTS
-from benchmarks.table import BEGIN, END, Circumstances, render, write
+from benchmarks.sizes import SIZES
+from benchmarks.table import BEGIN, END, PEERS, Circumstances, render, write
 from tfdist_cli.bench.figures import Spread
 
-ABOUT = Circumstances("python -m benchmarks", date(2026, 1, 2), 3, "2 cores")
+ABOUT = Circumstances("python -m benchmarks", date(2026, 1, 2), "2 cores")
 
 
 def test_paired_ratios_compare_within_rounds():
@@ -47,8 +49,8 @@ def test_results_have_their_circumstances_and_both_sides_settings():
         "**2.00**",
         "2.00 (2.00, 2.00, 2.00)",
     ] in cells
-    assert "3 rounds" in text
     assert "4%" in text
+    assert "Measured" not in text
     assert "| `tfdist --help` | 0.20 (0.10 to 0.30) | 3 |" in text
 
 
@@ -63,9 +65,33 @@ def test_the_worst_row_is_the_worst_of_those_against_the_best_peers():
     assert "worst `mlp:single:keras`, **1.11**; best `mlp:ps_async:keras`, **1.25**" in text
 
 
-def test_the_plot_is_named_below_the_table():
+def test_the_grid_has_a_row_for_each_training_and_a_column_for_each_kind_of_peer():
+    results = [
+        outcome("mlp:ps_async:tf_keras", [100.0, 90.0, 120.0], [50.0, 50.0, 50.0]),
+        outcome("mlp:ps_async:keras", [100.0], [80.0]),
+        outcome("mlp_large:single:keras", [100.0], [90.0]),
+        outcome("bag_rs:ps_async:bag", [100.0], [90.0]),
+    ]
+    lines = render(results, {}, ABOUT).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| model |"))
+    header, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[first : first + 4]]
+    assert header[2:] == [PEERS["tf_keras"], PEERS["keras"]]
+    assert [row[0] for row in rows] == [SIZES["mlp"].title, SIZES["mlp_large"].title]
+    assert [row[2:] for row in rows] == [["2.00", "1.25"], ["", "1.11"]]
+    assert not lines[first + 4]
+
+
+def test_rounds_of_several_days_are_dated():
+    days = ("2026-01-01", "2026-01-02")
+    result = Outcome(CONTESTS["bag_rs:ps_async:bag"], [1.0, 1.0], [1.0, 1.0], 0.0, days)
+    text = render([result], {}, ABOUT)
+    assert set(days) <= set(re.findall(r"\d{4}-\d\d-\d\d", text))
+    assert "model | placement" not in text
+
+
+def test_the_plot_is_named_above_the_table():
     results = [outcome("mlp:ps_async:tf_keras", [100.0], [50.0])]
-    assert "](benchmarks.svg)\n\nSteps" in render(results, {}, ABOUT, "benchmarks.svg")
+    assert "](benchmarks.svg)\n\n| contest" in render(results, {}, ABOUT, "benchmarks.svg")
     assert "![" not in render(results, {}, ABOUT)
 
 
