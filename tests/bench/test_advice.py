@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_results import row
+from tfdist_cli.bench import candidates
 from tfdist_cli.bench.advice import Advice
 from tfdist_cli.bench.candidates import Candidate, candidates_of
+from tfdist_cli.bench.machine import ONEDNN, describe, onednn_by_default
 from tfdist_cli.bench.measure import Rate
 from tfdist_cli.bench.trials import AS_IT_IS, Trial, trials_of
 from tfdist_cli.bench.variants import Variant
@@ -21,8 +23,11 @@ WIRE = Candidate(("wire=bfloat16",), "they are rounded")
 
 
 @pytest.fixture(autouse=True)
-def cores(monkeypatch):
+def machine(monkeypatch):
+    """A machine with 4 cores, and by default without what TensorFlow knows about its processor."""
     monkeypatch.setattr(Machine, "here", lambda: Machine(4))
+    monkeypatch.setattr(candidates, "onednn_by_default", lambda: None)
+    monkeypatch.delenv(ONEDNN, raising=False)
 
 
 def cluster(strategy="parameter_server", **roles):
@@ -69,6 +74,46 @@ def test_one_process_has_threads_and_xla():
 def test_all_tasks_that_train_get_the_threads():
     mirrored = {"strategy": "multi_worker_mirrored", "roles": {"chief": {}, "worker": {}}}
     assert names(mirrored)[1] == "roles.chief.threads.intra=4 roles.worker.threads.intra=4"
+
+
+@pytest.mark.parametrize(("default", "other"), [(True, "0"), (False, "1")])
+def test_the_other_library_for_products_is_tried(default, other, monkeypatch):
+    monkeypatch.setattr(candidates, "onednn_by_default", lambda: default)
+    single = {"strategy": "single", "roles": {"chief": {}}}
+    change = f"roles.chief.env.TF_ENABLE_ONEDNN_OPTS='{other}'"
+    assert names(single)[1] == change
+    (found,) = (each for each in candidates_of(Cluster.model_validate(single), recipe()) if each.name == change)
+    assert found.yaml == f"roles: {{chief: {{env: {{TF_ENABLE_ONEDNN_OPTS: '{other}'}}}}}}"
+    assert found.is_in_cluster
+    assert f"roles.worker.env.TF_ENABLE_ONEDNN_OPTS='{other}'" in names()
+
+
+def test_a_library_that_is_chosen_already_stays(monkeypatch):
+    monkeypatch.setattr(candidates, "onednn_by_default", lambda: False)
+    chosen = {"strategy": "single", "roles": {"chief": {"env": {ONEDNN: "0"}}}}
+    assert not any(ONEDNN in name for name in names(chosen))
+    monkeypatch.setenv(ONEDNN, "1")
+    assert not any(ONEDNN in name for name in names())
+
+
+@pytest.mark.parametrize(
+    ("text", "default"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\n", True),
+        ("processor\t: 0\nflags\t\t: fpu avx2 fma\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", None),
+    ],
+)
+def test_the_processor_tells_what_tensorflow_uses(text, default, tmp_path):
+    (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
+    assert onednn_by_default(tmp_path / "cpuinfo") is default
+    assert onednn_by_default(tmp_path / "none") is None
+
+
+def test_a_description_has_the_library_that_was_chosen(monkeypatch):
+    assert ONEDNN not in describe()
+    monkeypatch.setenv(ONEDNN, "1")
+    assert describe().endswith(", TF_ENABLE_ONEDNN_OPTS=1")
 
 
 def test_the_lines_to_write():

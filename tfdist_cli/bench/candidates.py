@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist_cli.bench.machine import ONEDNN, onednn_by_default
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import allocate
 from tfdist_cli.spec.roles import ROLES, Role
@@ -63,6 +65,7 @@ def candidates_of(cluster: Cluster, recipe: Recipe) -> list[Candidate]:
     if not (traits.one_process or traits.staged) and recipe.wire == "float32":
         found.append(Candidate(("wire=bfloat16",), _ROUNDED))
     found += _threads(cluster)
+    found += _onednn(cluster)
     if not (recipe.train.jit or traits.staged):
         effect = "XLA compiles the model: other rounding, and a longer start"
         found.append(Candidate(("train.jit=true",), effect))
@@ -112,6 +115,20 @@ def _threads(cluster: Cluster) -> Iterator[Candidate]:
         changed = [role for role, now in threads.items() if now != count]
         if changed:
             yield Candidate(tuple(f"roles.{role}.threads.intra={count}" for role in changed), "none")
+
+
+def _onednn(cluster: Cluster) -> Iterator[Candidate]:
+    """The other library for products and convolutions than TensorFlow's default, unless one is chosen already.
+
+    It makes large products faster, above all on processors on which it is not the default, and small ones slower.
+    """
+    default = onednn_by_default()
+    computing = {task.role for task in cluster.tasks if computes_gradients(cluster.strategy, task.role)}
+    chosen = [spec.env for role in computing if (spec := cluster.roles.of(role)) and ONEDNN in spec.env]
+    if default is not None and not chosen and ONEDNN not in os.environ:
+        other = "0" if default else "1"
+        changes = [f"roles.{role}.env.{ONEDNN}='{other}'" for role in sorted(computing)]
+        yield Candidate(tuple(changes), "other rounding")
 
 
 def _flow(tree: dict[str, Any]) -> str:

@@ -9,16 +9,36 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import psutil
 
 PACKAGES = ("tensorflow-cpu", "tensorflow", "keras")
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+"""The variable by which TensorFlow uses oneDNN, or not: 1 or 0."""
+_ONEDNN_FEATURES = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+"""The features of an x86 processor of which TensorFlow wants one to use oneDNN by default."""
 
 
 def describe(packages: Sequence[str] = PACKAGES) -> str:
-    """Describes this machine without its name: cores, system, versions."""
+    """Describes this machine without its name: cores, system, versions, and whether oneDNN was chosen."""
     versions = [f"Python {platform.python_version()}", *filter(None, map(_installed, packages))]
-    return f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()}, {', '.join(versions)}"
+    chosen = [f"{ONEDNN}={os.environ[ONEDNN]}"] if ONEDNN in os.environ else []
+    return f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()}, {', '.join([*versions, *chosen])}"
+
+
+def onednn_by_default(processor: Path = Path("/proc/cpuinfo")) -> bool | None:
+    """Returns whether TensorFlow uses oneDNN on this machine by default; None if the machine does not tell.
+
+    Args:
+        processor: the kernel's description of it.
+    """
+    try:
+        lines = processor.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    features = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), None)
+    return None if features is None else not _ONEDNN_FEATURES.isdisjoint(features)
 
 
 @dataclass(frozen=True)
