@@ -18,7 +18,7 @@ from gradient_layers import Dropping, Penalized, every  # type: ignore[import-no
 
 import tfdist_cli as tfdist
 from tfdist_cli.train.cluster import join
-from tfdist_cli.train.cluster.all_reduce import AllReduce
+from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 from tfdist_cli.train.engine.pacing import Pacing
 
 out, batch, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]

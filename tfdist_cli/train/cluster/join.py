@@ -28,7 +28,7 @@ from tfdist_cli.spec.sections.updates import Balance, PlacementRule, ShardRule
 from tfdist_cli.spec.strategies import Strategy, may_leave
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import keep_alive, membership, profiler
-from tfdist_cli.train.cluster.all_reduce import AllReduce
+from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 from tfdist_cli.train.cluster.data_service import server as data_server
 from tfdist_cli.train.cluster.data_service.members import DataWorkers, Lost, end_process
 from tfdist_cli.train.cluster.membership import JoinListener, Membership
@@ -446,7 +446,9 @@ def _make_all_reduce(environment: Environment, links: Mapping[TaskId, socket.soc
         return eager_context.answers(name, _ANSWER_SECONDS)
 
     places = {members.index(task): link for task, link in links.items()}
-    return AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
+    all_reduce = AllReduce(members.index(environment.task), [str(task) for task in members], places, answers)
+    all_reduce.share_memory()
+    return all_reduce
 
 
 def _leave_at_exit() -> None:

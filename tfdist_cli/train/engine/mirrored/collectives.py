@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.cluster.all_reduce import AllReduce
+from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 from tfdist_cli.train.tf_compat.control_flow import after
 
 

@@ -14,16 +14,18 @@ import tensorflow as tf
 
 from tests.support.codes import raises
 from tfdist_cli.errors import TaskLost, TrainingError
-from tfdist_cli.train.cluster import all_reduce as module
-from tfdist_cli.train.cluster.all_reduce import AllReduce
+from tfdist_cli.train.cluster.all_reduce import sums as module
+from tfdist_cli.train.cluster.all_reduce.memory import Reused
+from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 
 LONG = 60.0
 
 
-@pytest.fixture
-def connected():
-    """Makes the connected of so many tasks, connected with one another."""
+@pytest.fixture(params=["messages", "shared memory"])
+def connected(request, monkeypatch):
+    """Makes the connected of so many tasks, connected with one another; messages of any size are in shared memory."""
     made = []
+    monkeypatch.setattr(module, "_SHARED_BYTES", 0)
 
     def make(count, answers=lambda place: True):
         links = [{} for _ in range(count)]
@@ -32,6 +34,9 @@ def connected():
                 links[first][second], links[second][first] = socket.socketpair()
         names = [f"worker:{index}" for index in range(count)]
         made.extend(AllReduce(index, names, own, answers) for index, own in enumerate(links))
+        if request.param == "shared memory":
+            together([task.share_memory for task in made])
+            assert all(set(task._shared) == set(task._links) for task in made)
         return made
 
     yield make
@@ -130,7 +135,7 @@ def test_memory_is_used_again_once_no_tensor_has_it(connected):
 
 
 def test_memory_of_an_array_that_is_in_use_is_left_alone():
-    memory = module._Reused()
+    memory = Reused()
     first = memory.empty(100, np.dtype(np.float32))
     second = memory.empty(100, np.dtype(np.float32))
     assert first.ctypes.data % 64 == second.ctypes.data % 64 == 0
@@ -322,7 +327,49 @@ def test_bytes_come_in_pieces_of_any_size(connected):
         waiting = pool.submit(task.sum, tf.constant([1, 2, 3], tf.int32))
         for number, numbers in enumerate(([10], [20, 30])):
             body = np.array(numbers, np.int32).tobytes()
-            for byte in struct.pack("<QQq", number, len(body), -1) + body:
+            for byte in struct.pack("<QQqqQ", number, len(body), -1, -1, 0) + body:
                 theirs.sendall(bytes([byte]))
         np.testing.assert_array_equal(waiting.result(LONG), [11, 20, 30])
     task.close()
+
+
+@pytest.mark.parametrize("connected", ["shared memory"], indirect=True)
+def test_small_messages_cross_the_connection(connected, monkeypatch):
+    made = connected(3)
+    monkeypatch.setattr(module, "_SHARED_BYTES", 4000)
+    written = []
+
+    def recorded(write, *given):
+        written.append(given)
+        return write(*given)
+
+    for task in made:
+        monkeypatch.setattr(task._own_memory, "write", partial(recorded, task._own_memory.write))
+    assert set(sums(made, [tf.ones([2000])] * 3)) == {3}
+    assert not written
+    assert set(sums(made, [tf.ones([4000])] * 3)) == {3}
+    assert len(written) == 6
+
+
+def test_a_place_in_memory_that_is_not_shared_is_refused():
+    ours, theirs = socket.socketpair()
+    task = AllReduce(0, ["worker:0", "worker:1"], {1: ours}, lambda place: True)
+    with theirs:
+        theirs.sendall(struct.pack("<QQqqQ", 0, 4, -1, 3, 0))
+        with raises(TrainingError, "sums-differ"):
+            task.sum(tf.constant([1, 2]))
+    task.close()
+
+
+@pytest.mark.parametrize("connected", ["shared memory"], indirect=True)
+@pytest.mark.parametrize("lost", ["the memory", "all of it"])
+def test_a_task_whose_memory_is_gone_is_lost(lost, connected):
+    """It has ended after it had sent where its message is."""
+    first, second = connected(2)
+    second._own_memory.write(0, [[np.zeros(1 << 21, np.uint8)]])  # a region that the first task has not opened
+    descriptor = second._own_memory._regions[-1].descriptor
+    place = (descriptor, 0) if lost == "the memory" else (1 << 20, 0)
+    second._own_memory.close()
+    second._links[0].send(struct.pack("<QQqqQ", 2, 8, -1, *place))
+    with raises(TaskLost, "task-lost"):
+        first.sum(tf.ones([4]))

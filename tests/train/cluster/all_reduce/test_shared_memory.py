@@ -1,0 +1,93 @@
+"""Memory of another process is read where it is, and nothing else of it is opened."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfdist_cli.train.cluster.all_reduce.shared_memory import ALIGNED, OthersMemory, OwnMemory, Place
+
+PROCESS = """
+import sys, numpy as np
+from tfdist_cli.train.cluster.all_reduce.shared_memory import OwnMemory
+memory = OwnMemory()
+place, = memory.write(1, [[np.arange(5, dtype=np.uint8), np.full(70, 7, np.uint8)]])
+print(memory.identity.hex(), place.descriptor, place.offset, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def own():
+    memory = OwnMemory()
+    yield memory
+    memory.close()
+
+
+def test_what_another_process_writes_is_read_and_ends_with_it():
+    with subprocess.Popen([sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        identity, descriptor, offset = process.stdout.readline().split()
+        memory = OthersMemory.opened(bytes.fromhex(identity.decode()))
+        place = Place(int(descriptor), int(offset))
+        read = memory.read(place, 75)
+        assert read.tolist() == [0, 1, 2, 3, 4] + [7] * 70
+        assert read.ctypes.data % ALIGNED == 0
+        process.stdin.close()
+        process.wait()
+        assert read.tolist() == [0, 1, 2, 3, 4] + [7] * 70
+        assert OthersMemory.opened(bytes.fromhex(identity.decode())) is None
+
+
+def test_a_message_stays_until_the_next_but_one(own):
+    memory = OthersMemory.opened(own.identity)
+    sizes = [10, 3 << 20, 100, 9 << 20, 5, 5]
+    reads = []
+    for turn, size in enumerate(sizes):
+        (place,) = own.write(turn, [[np.full(size, turn, np.uint8)]])
+        reads.append(memory.read(place, size))
+        for before in range(max(0, turn - 1), turn + 1):
+            assert set(reads[before].tolist()) == {before}
+
+
+def test_messages_of_one_exchange_are_apart_and_aligned(own):
+    memory = OthersMemory.opened(own.identity)
+    sizes = [1, 64, 65, 200_000]
+    places = own.write(3, [[np.full(size, number, np.uint8)] for number, size in enumerate(sizes)])
+    for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
+        assert place.offset % ALIGNED == 0
+        assert memory.read(place, size).tolist() == [number] * size
+
+
+def test_a_wrong_identity_is_not_opened(own):
+    other = own.identity[:-1] + bytes([own.identity[-1] ^ 1])
+    assert OthersMemory.opened(other) is None
+    assert OthersMemory.opened(bytes(len(other))) is None
+
+
+def test_other_files_of_a_process_are_left_alone(tmp_path, own):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0" * 64)
+    with secret.open("r+b") as file, pytest.raises(ValueError, match="no memory"):
+        OthersMemory(os.getpid()).read(Place(file.fileno(), 0), 16)
+    assert secret.read_bytes() == b"0" * 64
+
+
+@pytest.mark.parametrize("place", [(-1, 4), (0, 1 << 40), (1 << 40, 1)])
+def test_bytes_outside_of_the_memory_are_refused(own, place):
+    (written,) = own.write(0, [[np.zeros(8, np.uint8)]])
+    offset, size = place
+    with pytest.raises(ValueError, match="bytes"):
+        OthersMemory.opened(own.identity).read(Place(written.descriptor, offset), size)
+
+
+def test_no_descriptor_is_left(own):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    memory = OwnMemory()
+    memory.write(0, [[np.zeros(3 << 20, np.uint8)]])
+    reader = OthersMemory.opened(memory.identity)
+    memory.close()
+    del reader
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,176 @@
+"""Memory that the tasks of a host share: one task writes what it sends, and the others read it there.
+
+A task's memory is a file without a name, `memfd_create(2)`. Other processes of the same user open it by the path of its
+descriptor in `/proc`. So it ends with the processes, and the size of `/dev/shm` is no limit. A task on another host, of
+another user or in another container cannot open it: then what is sent crosses in messages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ALIGNED = 64
+"""TensorFlow uses an array without a copy if its address is a multiple of this."""
+_NAME = "tfdist"
+_IDENTITY = struct.Struct("<qq16s")
+"""A process, a descriptor of it, and the random bytes that its file begins with."""
+IDENTITY_BYTES = _IDENTITY.size
+_SMALLEST = 1 << 20
+"""Bytes of the smallest region that messages are written to."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a message is in a task's memory.
+
+    Args:
+        descriptor: of the file, in that task.
+        offset: the bytes before it.
+    """
+
+    descriptor: int
+    offset: int
+
+
+class OwnMemory:
+    """Memory that this task writes to.
+
+    A region has two halves, which take turns. So what was written stays until the message after the next one. A message
+    that does not fit gets a region of twice its size or more; those before stay, as others may still read there.
+    """
+
+    def __init__(self) -> None:
+        nonce = secrets.token_bytes(16)
+        first = _Region.new(len(nonce))
+        first.memory[:] = np.frombuffer(nonce, np.uint8)
+        self.identity = _IDENTITY.pack(os.getpid(), first.descriptor, nonce)
+        """What another task needs to open the memory, `IDENTITY_BYTES` bytes."""
+        self._regions = [first]
+
+    @classmethod
+    def if_supported(cls) -> OwnMemory | None:
+        """Returns memory, or None if this system cannot share any: macOS has no `memfd_create`."""
+        try:
+            return cls()
+        except (AttributeError, OSError):
+            return None
+
+    def write(self, turn: int, messages: Sequence[Sequence[np.ndarray]]) -> list[Place]:
+        """Writes messages into one half of a region; returns their places.
+
+        Args:
+            turn: the number of the exchange; even ones and odd ones have a half each.
+            messages: the bytes of each, one array after another.
+
+        Raises:
+            OSError: there is no memory left.
+        """
+        needed = sum(_aligned(sum(map(len, arrays))) for arrays in messages)
+        if needed > self._regions[-1].half:
+            self._regions.append(_Region.new(max(_SMALLEST, 2 << (needed - 1).bit_length())))
+        region = self._regions[-1]
+        places, offset = [], (turn % 2) * region.half
+        for arrays in messages:
+            places.append(Place(region.descriptor, offset))
+            for array in arrays:
+                region.memory[offset : offset + len(array)] = array
+                offset += len(array)
+            offset = _aligned(offset)
+        return places
+
+    def close(self) -> None:
+        """Closes the descriptors. The memory stays for as long as an array of it does."""
+        for region in self._regions:
+            os.close(region.descriptor)
+        self._regions.clear()
+
+
+class OthersMemory:
+    """The memory of another task of this host.
+
+    Args:
+        process: its process.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._regions: dict[int, np.ndarray] = {}
+
+    @classmethod
+    def opened(cls, identity: bytes) -> OthersMemory | None:
+        """Returns the memory of a task; None if it cannot be opened here.
+
+        Args:
+            identity: what the task has sent.
+        """
+        process, descriptor, nonce = _IDENTITY.unpack(identity)
+        memory = cls(process)
+        try:
+            found = memory.read(Place(descriptor, 0), len(nonce))
+        except (OSError, ValueError):
+            return None
+        return memory if secrets.compare_digest(found.tobytes(), nonce) else None
+
+    def read(self, place: Place, size: int) -> np.ndarray:
+        """Returns the bytes of a message, without a copy.
+
+        Args:
+            place: where it is.
+            size: its bytes.
+
+        Raises:
+            OSError: the task has ended, or the memory cannot be opened.
+            ValueError: there is no such memory.
+        """
+        region = self._regions.get(place.descriptor)
+        if region is None:
+            region = self._regions[place.descriptor] = _opened(self._process, place.descriptor)
+        if not 0 <= place.offset <= place.offset + size <= len(region):
+            raise ValueError(f"it has {len(region)} bytes")
+        return region[place.offset : place.offset + size]
+
+
+@dataclass(frozen=True)
+class _Region:
+    descriptor: int
+    memory: np.ndarray
+
+    @classmethod
+    def new(cls, size: int) -> _Region:
+        create: Any = os.memfd_create
+        descriptor = create(_NAME)
+        os.ftruncate(descriptor, size)
+        return cls(descriptor, _mapped(descriptor))
+
+    @property
+    def half(self) -> int:
+        return len(self.memory) // 2
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _opened(process: int, descriptor: int) -> np.ndarray:
+    """Opens and maps a file of another process. Other files than such memory are left alone."""
+    path = Path(f"/proc/{process}/fd/{descriptor}")
+    if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
+        raise ValueError(f"{path} is no memory of a task")
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _mapped(opened)
+    finally:
+        os.close(opened)
+
+
+def _mapped(descriptor: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
