@@ -14,7 +14,7 @@ from benchmarks.grid import FIGURES, GROUPS, against, chosen
 from benchmarks.losses import compare_losses
 from benchmarks.plot import plot
 from benchmarks.race import TURNS
-from benchmarks.record import Record, today
+from benchmarks.record import Record, source_of, today
 from benchmarks.startup import COMMANDS, command_seconds, first_step_seconds
 from benchmarks.table import PACKAGES, Circumstances, render, write
 from tfdist_cli.bench.machine import describe
@@ -39,17 +39,17 @@ def main(argv: Sequence[str]) -> int:
     patterns = [*(arguments.only or []), *(FIGURES if arguments.figures else [])] or ["grid", STARTUP]
     try:
         contests = chosen([pattern for pattern in patterns if pattern != STARTUP])
-        record = Record(arguments.record)
-    except ValueError as error:
+        record = Record(arguments.record, source_of(describe(PACKAGES), ROOT))
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     if arguments.against:
         contests = against(contests, arguments.against)
-    kept = sum(len(record.of(contest.name)) for contest in contests)
-    if kept:
-        log(f"{kept} rounds are in {arguments.record}; without this file, all would be measured anew")
     if arguments.losses:
         sys.stdout.write(compare_losses(contests, seeds=arguments.seeds, epochs=arguments.epochs, log=log))
         return 0
+    kept = sum(len(record.of(contest.name)) for contest in contests)
+    if kept:
+        log(f"{kept} rounds are in {arguments.record}; without this file, all would be measured anew")
     outcomes = run_contests(
         contests,
         rounds=arguments.rounds,

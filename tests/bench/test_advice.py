@@ -92,7 +92,14 @@ def test_a_library_that_is_chosen_already_stays(monkeypatch):
     monkeypatch.setattr(candidates, "onednn_by_default", lambda: False)
     chosen = {"strategy": "single", "roles": {"chief": {"env": {ONEDNN: "0"}}}}
     assert not any(ONEDNN in name for name in names(chosen))
+    assert any(ONEDNN in name for name in names())
     monkeypatch.setenv(ONEDNN, "1")
+    assert not any(ONEDNN in name for name in names())
+
+
+def test_gpus_compute_without_it(monkeypatch):
+    monkeypatch.setattr(candidates, "onednn_by_default", lambda: False)
+    monkeypatch.setattr(Machine, "here", lambda: Machine(4, gpus=("0",)))
     assert not any(ONEDNN in name for name in names())
 
 

@@ -3,9 +3,11 @@
 import pytest
 
 from benchmarks import contests
+from benchmarks import run as benchmark
+from benchmarks.cluster import ROOT
 from benchmarks.contests import run_contests
 from benchmarks.grid import chosen
-from benchmarks.record import Measured, Record
+from benchmarks.record import Measured, Record, source_of
 from benchmarks.run import main
 
 
@@ -49,12 +51,35 @@ def test_rounds_of_other_contests_do_not_count(tmp_path, races):
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"contest": "mlp:single:keras"}'])
-def test_a_damaged_file_is_an_error_with_the_line(tmp_path, capsys, line):
+def test_a_damaged_file_is_an_error_with_the_line(tmp_path, capsys, monkeypatch, line):
     path = tmp_path / "rounds.jsonl"
-    Record(path).add(Measured("mlp:single:keras", 1.0, 1.0, 0.0))
+    Record(path, "this").add(Measured("mlp:single:keras", 1.0, 1.0, 0.0))
+    monkeypatch.setattr(benchmark, "source_of", lambda *_: "this")
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     with pytest.raises(SystemExit) as stopped:
         main(["--only", "mlp:single:keras", "--record", str(path)])
     assert stopped.value.code == 2
     assert f"{path}:2" in capsys.readouterr().err
+
+
+def test_rounds_of_another_version_or_machine_are_not_mixed_with_these(tmp_path, capsys):
+    path = tmp_path / "rounds.jsonl"
+    Record(path, source_of("another machine", ROOT)).add(Measured("mlp:single:keras", 1.0, 1.0, 0.0))
+    with pytest.raises(SystemExit) as stopped:
+        main(["--only", "mlp:single:keras", "--record", str(path)])
+    assert stopped.value.code == 2
+    assert f"{path}:1" in capsys.readouterr().err
+
+
+def test_a_checkout_without_git_has_no_version(tmp_path):
+    assert source_of("2 cores", tmp_path) == "unknown version; 2 cores"
+    assert source_of("2 cores", ROOT) != source_of("4 cores", ROOT)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_the_first_round(tmp_path, capsys):
+    path = tmp_path / "none" / "rounds.jsonl"
+    with pytest.raises(SystemExit) as stopped:
+        main(["--only", "mlp:single:keras", "--record", str(path)])
+    assert stopped.value.code == 2
+    assert str(path) in capsys.readouterr().err

@@ -120,12 +120,13 @@ def _threads(cluster: Cluster) -> Iterator[Candidate]:
 def _onednn(cluster: Cluster) -> Iterator[Candidate]:
     """The other library for products and convolutions than TensorFlow's default, unless one is chosen already.
 
-    It makes large products faster, above all on processors on which it is not the default, and small ones slower.
+    oneDNN makes large products faster and small ones slower. GPUs compute without it.
     """
     default = onednn_by_default()
     computing = {task.role for task in cluster.tasks if computes_gradients(cluster.strategy, task.role)}
     chosen = [spec.env for role in computing if (spec := cluster.roles.of(role)) and ONEDNN in spec.env]
-    if default is not None and not chosen and ONEDNN not in os.environ:
+    on_gpus = bool(Machine.here().gpus)
+    if default is not None and not (chosen or on_gpus) and ONEDNN not in os.environ:
         other = "0" if default else "1"
         changes = [f"roles.{role}.env.{ONEDNN}='{other}'" for role in sorted(computing)]
         yield Candidate(tuple(changes), "other rounding")

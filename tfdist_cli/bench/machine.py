@@ -17,7 +17,7 @@ PACKAGES = ("tensorflow-cpu", "tensorflow", "keras")
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 """The variable by which TensorFlow uses oneDNN, or not: 1 or 0."""
 _ONEDNN_FEATURES = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
-"""The features of an x86 processor of which TensorFlow wants one to use oneDNN by default."""
+"""x86 features. TensorFlow uses oneDNN by default if the processor has one of them (its `DefaultOneDnnPolicy`)."""
 
 
 def describe(packages: Sequence[str] = PACKAGES) -> str:

@@ -16,6 +16,7 @@ from tests.support.codes import raises
 from tfdist_cli.errors import TaskLost, TrainingError
 from tfdist_cli.train.cluster.all_reduce import sums as module
 from tfdist_cli.train.cluster.all_reduce.memory import Reused
+from tfdist_cli.train.cluster.all_reduce.shared_memory import OthersMemory, OwnMemory
 from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 
 LONG = 60.0
@@ -349,6 +350,27 @@ def test_small_messages_cross_the_connection(connected, monkeypatch):
     assert not written
     assert set(sums(made, [tf.ones([4000])] * 3)) == {3}
     assert len(written) == 6
+
+
+@pytest.mark.parametrize("connected", ["messages"], indirect=True)
+def test_a_system_without_such_memory_gets_messages(connected, monkeypatch):
+    made, owned = connected(3), iter([None, OwnMemory(), OwnMemory()])
+    monkeypatch.setattr(OwnMemory, "if_supported", lambda: next(owned))
+    together([task.share_memory for task in made])
+    assert sorted(len(task._shared) for task in made) == [0, 1, 1]
+    assert set(sums(made, [tf.ones([70_000])] * 3)) == {3}
+
+
+@pytest.mark.parametrize("connected", ["messages"], indirect=True)
+def test_tasks_of_which_one_cannot_read_the_others_memory_get_messages(connected, monkeypatch):
+    """Such as one of root and one of another user."""
+    made, opened = connected(2), OthersMemory.opened
+    refused = iter([True, False])
+    monkeypatch.setattr(OthersMemory, "opened", lambda identity: None if next(refused) else opened(identity))
+    together([task.share_memory for task in made])
+    assert [task._shared for task in made] == [{}, {}]
+    assert [task._own_memory for task in made] == [None, None]
+    assert set(sums(made, [tf.ones([70_000])] * 2)) == {2}
 
 
 def test_a_place_in_memory_that_is_not_shared_is_refused():

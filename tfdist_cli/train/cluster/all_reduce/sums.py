@@ -53,7 +53,7 @@ class AllReduce:
             link.setblocking(False)
 
     def share_memory(self) -> None:
-        """Finds the tasks on the same host, to which large messages cross in memory. All tasks have to call it.
+        """Finds the tasks on the same host. Large messages between them cross in memory. All tasks have to call it.
 
         Raises:
             TaskLost: another task exited, or does not answer.
@@ -227,9 +227,10 @@ class AllReduce:
         }
         if not (self._own_memory and large):
             return {}
-        messages = list({id(message): message for message in large.values()}.values())
+        messages = list(dict.fromkeys(large.values()))  # one that goes to several tasks is the same object
         written = self._own_memory.write(self._exchanges, [message.arrays for message in messages])
-        return {rank: written[messages.index(message)] for rank, message in large.items()}
+        places = dict(zip(messages, written, strict=True))
+        return {rank: places[message] for rank, message in large.items()}
 
     def _transfer(self, sending: dict[int, list[memoryview]], receiving: dict[int, Incoming]) -> None:
         ready, unanswered = list(self._links), dict[int, float]()
