@@ -68,7 +68,8 @@ def _spoken(work: Workload) -> list[str]:
     jit = ["XLA"] if work.jit else []
     micro = [f"`micro_batches: {work.micro_batches}`"] if work.micro_batches > 1 else []
     micro += [f"`balance: {work.balance}`"] if work.balance else []
-    return [work.wire, *micro, *([f"`updates: {{{updates}}}`"] if updates else []), *spread, *jit]
+    kernels = "oneDNN" if work.onednn else "Eigen"
+    return [work.wire, *micro, *([f"`updates: {{{updates}}}`"] if updates else []), *spread, *jit, kernels]
 
 
 PROGRAMS = {name: f"benchmarks.programs.{name}" for name in ("tfdist_fit", "tf_keras_fit", "keras_fit")}
@@ -139,6 +140,12 @@ FASTER_WITH_XLA = frozenset(
     }
 )
 """The sides of the grid that train faster with XLA (see `tuning`): `model:placement` of tfdist, `model:keras_batch`."""
+FASTER_WITH_EIGEN = ("two_tower:*", "wide_deep:ps_*", "wide_deep:single", "mlp_large:keras_*")
+"""Patterns of those that train faster without oneDNN. tf_keras is `model:tf_keras`."""
+
+
+def _onednn(side: str) -> bool:
+    return not any(fnmatch.fnmatch(side, pattern) for pattern in FASTER_WITH_EIGEN)
 
 
 def _work(key: str, placement: Placement, **changes: Any) -> Workload:
@@ -160,7 +167,8 @@ def _roles(size: Size, placement: Placement) -> dict[str, int]:
 def _ours(key: str, name: str, **changes: Any) -> Side:
     """Returns tfdist on a placement."""
     placement = PLACEMENTS[name]
-    work = _work(key, placement, **{"jit": f"{key}:{name}" in FASTER_WITH_XLA, **changes})
+    faster = {"jit": f"{key}:{name}" in FASTER_WITH_XLA, "onednn": _onednn(f"{key}:{name}")}
+    work = _work(key, placement, **{**faster, **changes})
     return Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], _roles(SIZES[key], placement), work)
 
 
@@ -170,10 +178,12 @@ def _peer(name: str, key: str, placement: Placement) -> Side:
     work = replace(_work(key, placement), updates={})
     if name == "keras":
         batch = size.batch * (placement.workers if placement.together else 1)
-        alone = replace(work, batch_size=batch, jit=f"{key}:keras_{batch}" in FASTER_WITH_XLA)
+        side = f"{key}:keras_{batch}"
+        alone = replace(work, batch_size=batch, jit=side in FASTER_WITH_XLA, onednn=_onednn(side))
         return Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, alone)
     if name == "tf_keras":
         roles = _roles(size, placement) if not placement.together else {"worker": placement.workers}
+        work = replace(work, onednn=_onednn(f"{key}:tf_keras"))
         return Side("tf_keras `Model.fit`", PROGRAMS["tf_keras_fit"], roles, work)
     work = replace(work, wire="float16" if name == "torch_fp16" else "float32")
     return Side("PyTorch DDP, gloo", PROGRAMS["torch"], {"worker": placement.workers}, work, python=TORCH_PYTHON)
@@ -271,24 +281,28 @@ def _tables() -> dict[str, Contest]:
 
 
 def _tuning() -> dict[str, Contest]:
-    """Returns contests of the same program with XLA and without, which `FASTER_WITH_XLA` is taken from."""
+    """Returns contests of the same program with other kernels: those that `FASTER_WITH_…` are taken from."""
     sides: dict[str, tuple[str, Side]] = {}
     for contest in _grid().values():
-        title = contest.title
+        model, _, place = contest.row.partition(":")
+        work = contest.peer.work
         if contest.ours.work.wire == "float32":
-            sides.setdefault(f"{contest.row}_xla:plain", (title, contest.ours))
+            sides.setdefault(contest.row, (contest.title, contest.ours))
         if contest.peer.program == PROGRAMS["keras_fit"]:
-            model = contest.row.partition(":")[0]
-            sides.setdefault(f"{model}:keras_{contest.peer.work.batch_size}_xla:plain", (title, contest.peer))
-    return {
-        name: Contest(
-            name,
-            title,
-            replace(side, work=replace(side.work, jit=True)),
-            replace(side, name=f"{side.name}, without XLA", work=replace(side.work, jit=False)),
-        )
-        for name, (title, side) in sides.items()
-    }
+            sides.setdefault(f"{model}:keras_{work.batch_size}", (contest.title, contest.peer))
+        if contest.peer.program == PROGRAMS["tf_keras_fit"] and place in ("ps_async", "mirrored"):
+            sides.setdefault(f"{model}:tf_keras_{place}", (contest.title, contest.peer))
+    contests = {}
+    for name, (title, side) in sides.items():
+        if side.program != PROGRAMS["tf_keras_fit"]:
+            contests |= _with_and_without(f"{name}_xla:plain", title, side, "jit", "XLA")
+        contests |= _with_and_without(f"{name}_onednn:eigen", title, side, "onednn", "oneDNN")
+    return contests
+
+
+def _with_and_without(name: str, title: str, side: Side, setting: str, spoken: str) -> dict[str, Contest]:
+    peer = replace(side, name=f"{side.name}, without {spoken}", work=replace(side.work, **{setting: False}))
+    return {name: Contest(name, title, replace(side, work=replace(side.work, **{setting: True})), peer)}
 
 
 GROUPS = {

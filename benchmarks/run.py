@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.list:
         _list()
         return 0
+    if arguments.losses and (arguments.record or arguments.write):
+        parser.error("--losses prints its table; --record and --write are for the throughput")
     if arguments.write:
         require_matplotlib()
     patterns = [*(arguments.only or []), *(FIGURES if arguments.figures else [])] or ["grid", STARTUP]

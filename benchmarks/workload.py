@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.sizes import SIZES, Size
+from tfdist_cli.bench.machine import ONEDNN
 
 ENVIRONMENT = "TFDIST_BENCHMARK"
 """The variable that carries a workload to a program, as JSON."""
@@ -33,6 +34,7 @@ class Workload:
         updates: tfdist's rule of updates, as in a recipe.
         wire: the type in which gradients cross the network: tfdist's `wire`, or PyTorch's hook.
         jit: whether tfdist and Keras 3 compile the step with XLA.
+        onednn: whether TensorFlow uses oneDNN, or Eigen alone. Its default depends on the processor.
         micro_batches: the parts of a batch that tfdist sends through the stages of a model.
         balance: what these stages have equal amounts of; None for tfdist's default.
     """
@@ -48,6 +50,7 @@ class Workload:
     updates: dict[str, Any] = field(default_factory=dict)
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     jit: bool = False
+    onednn: bool = True
     micro_batches: int = 1
     balance: Literal["bytes", "time"] | None = None
 
@@ -62,8 +65,8 @@ class Workload:
         return cls(**json.loads(os.environ[ENVIRONMENT]))
 
     def as_environment(self) -> dict[str, str]:
-        """Returns the variable that `read` reads."""
-        return {ENVIRONMENT: json.dumps(asdict(self))}
+        """Returns the variable that `read` reads, and that of TensorFlow's kernels."""
+        return {ENVIRONMENT: json.dumps(asdict(self)), ONEDNN: str(int(self.onednn))}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The contests: which there are, and that both sides train the same."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,25 @@ def test_a_step_has_as_many_examples_on_both_sides(contest):
     assert examples(contest.ours) == examples(contest.peer)
 
 
+@pytest.mark.parametrize("side", ["ps_async", "keras_64", "tf_keras_mirrored"])
+def test_contests_of_kernels_differ_in_nothing_else(side):
+    name = f"mlp:{side}_onednn:eigen"
+    ours, peer = CONTESTS[name].ours, CONTESTS[name].peer
+    assert (ours.work.onednn, peer.work.onednn) == (True, False)
+    assert replace(ours.work, onednn=False) == peer.work
+    assert ours.work.as_environment()["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    assert peer.work.as_environment()["TF_ENABLE_ONEDNN_OPTS"] == "0"
+
+
+def test_each_side_has_its_own_choice_of_kernels():
+    large = CONTESTS["mlp_large:ps_async:keras"]
+    assert (large.ours.work.onednn, large.peer.work.onednn) == (True, False)
+    tables = CONTESTS["two_tower:ps_async:tf_keras"]
+    assert (tables.ours.work.onednn, tables.peer.work.onednn) == (False, False)
+    assert "oneDNN" in large.ours.settings
+    assert "Eigen" in large.peer.settings
+
+
 def test_names_are_chosen_by_patterns_and_groups():
     assert [each.name for each in chosen(["mlp:single:*"])] == ["mlp:single:keras"]
     assert {each.name for each in chosen(["variants"])} == set(GROUPS["variants"])
@@ -52,6 +72,16 @@ def test_a_wrong_name_is_an_error_of_the_command_line(capsys):
         main(["--only", "mlp:nowhere:*"])
     assert stopped.value.code == 2
     assert "mlp:nowhere:*" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--record", "rounds.jsonl"], ["--write"]])
+def test_losses_are_only_printed(option, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--losses", "--only", "mlp:single:*", *option])
+    assert stopped.value.code == 2
+    assert "--losses" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_list_has_every_contest(capsys):

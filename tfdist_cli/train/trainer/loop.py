@@ -181,7 +181,7 @@ class TrainingLoop:
             self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
         self._callbacks.on_train_end(logs)
         if self._needs.callbacks:
-            self._engine.share_variables()
+            self._engine.share_changes()
         if self._policy.after_training().save:
             self._save(final=True, stopped=position.stopped or self._is_stopped())
         return self._model.history
@@ -257,7 +257,7 @@ class TrainingLoop:
             self._restore_state()  # saved after this epoch's `on_epoch_begin`, which has just changed it a second time
         stops_at = sys.maxsize
         if self._needs.callbacks:
-            self._engine.share_variables()  # callbacks may have changed some, such as the learning rate
+            self._engine.share_changes()  # callbacks may have changed some, such as the learning rate
             if chief_requests(self._engine, self._is_stopped()):
                 stops_at = self._done + self._group_size  # Keras looks at it after the next execution
             self._model.stop_training = False

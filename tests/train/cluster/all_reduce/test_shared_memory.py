@@ -1,5 +1,6 @@
 """Memory of another process is read where it is, and nothing else of it is opened."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist_cli.train.cluster.all_reduce.shared_memory import ALIGNED, OthersMemory, OwnMemory, Place
+from tfdist_cli.train.cluster.all_reduce.shared_memory import ALIGNED, OthersMemory, OwnMemory, Place, _Region
 
 PROCESS = """
 import sys, numpy as np
@@ -81,6 +82,13 @@ def test_bytes_outside_of_the_memory_are_refused(own, place):
     offset, size = place
     with pytest.raises(ValueError, match="bytes"):
         OthersMemory.opened(own.identity).read(Place(written.descriptor, offset), size)
+
+
+def test_no_descriptor_of_memory_that_there_is_no_room_for_is_left(own):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+        _Region.new(1 << 62)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_no_descriptor_is_left(own):

@@ -1,5 +1,6 @@
 """Tasks that sum up over connections of their own come to the same sums, or say what keeps them from it."""
 
+import errno
 import re
 import socket
 import struct
@@ -371,6 +372,19 @@ def test_tasks_of_which_one_cannot_read_the_others_memory_get_messages(connected
     assert [task._shared for task in made] == [{}, {}]
     assert [task._own_memory for task in made] == [None, None]
     assert set(sums(made, [tf.ones([70_000])] * 2)) == {2}
+
+
+@pytest.mark.parametrize("connected", ["shared memory"], indirect=True)
+def test_messages_that_memory_has_no_room_for_follow_in_messages(connected, monkeypatch):
+    made = connected(2)
+
+    def no_memory(self, turn, messages):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OwnMemory, "write", no_memory)
+        assert sums(made, [tf.range(9000.0), tf.range(9000.0)])[-1] == 2 * 8999
+    assert sums(made, [tf.range(9000.0), tf.range(9000.0)])[-1] == 2 * 8999
 
 
 def test_a_place_in_memory_that_is_not_shared_is_refused():

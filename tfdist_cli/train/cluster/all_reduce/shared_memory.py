@@ -72,7 +72,7 @@ class OwnMemory:
             messages: the bytes of each, one array after another.
 
         Raises:
-            OSError: there is no memory left.
+            OSError: there is no memory or no descriptor for a larger region. Nothing was written.
         """
         needed = sum(_aligned(sum(map(len, arrays))) for arrays in messages)
         if needed > self._regions[-1].half:
@@ -148,8 +148,12 @@ class _Region:
     def new(cls, size: int) -> _Region:
         create: Any = os.memfd_create
         descriptor = create(_NAME)
-        os.ftruncate(descriptor, size)
-        return cls(descriptor, _mapped(descriptor))
+        try:
+            os.ftruncate(descriptor, size)
+            return cls(descriptor, _mapped(descriptor))
+        except OSError:
+            os.close(descriptor)
+            raise
 
     @property
     def half(self) -> int:
