@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.sizes import SIZES, Size
-from tfdist_cli.bench.machine import ONEDNN
 
 ENVIRONMENT = "TFDIST_BENCHMARK"
 """The variable that carries a workload to a program, as JSON."""
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+"""TensorFlow's variable. PyTorch's interpreter, which reads this module, need not have the packages of `tfdist_cli`."""
 FOREVER = 1_000_000
 """Epochs: a program trains until it is killed."""
 
