@@ -292,17 +292,20 @@ def _tuning() -> dict[str, Contest]:
             sides.setdefault(f"{model}:keras_{work.batch_size}", (contest.title, contest.peer))
         if contest.peer.program == PROGRAMS["tf_keras_fit"] and place in ("ps_async", "mirrored"):
             sides.setdefault(f"{model}:tf_keras_{place}", (contest.title, contest.peer))
-    contests = {}
+    contests = []
     for name, (title, side) in sides.items():
+        work = side.work
         if side.program != PROGRAMS["tf_keras_fit"]:
-            contests |= _with_and_without(f"{name}_xla:plain", title, side, "jit", "XLA")
-        contests |= _with_and_without(f"{name}_onednn:eigen", title, side, "onednn", "oneDNN")
-    return contests
+            xla = replace(work, jit=True), replace(work, jit=False)
+            contests.append(_with_and_without(f"{name}_xla:plain", title, side, "XLA", xla))
+        kernels = replace(work, onednn=True), replace(work, onednn=False)
+        contests.append(_with_and_without(f"{name}_onednn:eigen", title, side, "oneDNN", kernels))
+    return {contest.name: contest for contest in contests}
 
 
-def _with_and_without(name: str, title: str, side: Side, setting: str, spoken: str) -> dict[str, Contest]:
-    peer = replace(side, name=f"{side.name}, without {spoken}", work=replace(side.work, **{setting: False}))
-    return {name: Contest(name, title, replace(side, work=replace(side.work, **{setting: True})), peer)}
+def _with_and_without(name: str, title: str, side: Side, what: str, works: tuple[Workload, Workload]) -> Contest:
+    ours, peer = works
+    return Contest(name, title, replace(side, work=ours), replace(side, name=f"{side.name}, without {what}", work=peer))
 
 
 GROUPS = {
