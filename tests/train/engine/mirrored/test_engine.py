@@ -68,6 +68,16 @@ def test_copied_steps_equal_traced_ones_to_the_bit(monkeypatch, optimizer):
         np.testing.assert_allclose(reported, traced.history.history[name], rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_an_epoch_shares_only_what_callbacks_have_assigned(monkeypatch):
+    """All variables, several times the size of the model, would cross the network in each epoch."""
+    shared = []
+    monkeypatch.setattr(MirroredEngine, "share_variables", lambda self: shared.append("all"))
+    monkeypatch.setattr(MirroredEngine, "share_changes", lambda self: shared.append("changes"))
+    tfdist.fit(classifier(), batches(), epochs=3, callbacks=[keras.callbacks.LambdaCallback()])
+    assert shared == ["changes"] * 4  # at the beginning of each epoch, and after on_train_end
+
+
 class Noise(keras.layers.Layer):
     """Adds what TensorFlow draws from the seed of the process."""
 
