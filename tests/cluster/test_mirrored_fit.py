@@ -14,7 +14,7 @@ def facts(module_cluster):
     """The results of a chief and a worker, by fact."""
     tasks = module_cluster(chief=1, worker=1)
     names = ["counts", "validation", "callbacks", "chiefs_callbacks", "untrained", "scored_batches"]
-    names += ["backup", "resumed", "refused", "own_arrays", "wires", "overflow"]
+    names += ["backup", "resumed", "refused", "own_arrays", "own_weights", "wires", "overflow"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert tasks.leftover_processes() == []
@@ -36,6 +36,12 @@ def test_validation_scores_each_example_once(task, facts):
     assert limited == 5 * 7
     assert after == 61
     assert loss_after == pytest.approx(own_loss, rel=1e-5)
+
+
+def test_all_workers_begin_with_the_chiefs_weights(facts):
+    """A program may load weights on one task alone."""
+    chief, worker = (facts[task]["own_weights"] for task in TASKS)
+    assert chief == worker
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -390,6 +390,14 @@ def overflow():
     return errors
 
 
+def own_weights():
+    """The weights after a training that begins with other weights on each task."""
+    model = build()
+    model.set_weights([weight + 0.1 * (1 + tfdist.is_chief()) for weight in model.get_weights()])
+    tfdist.fit(model, data, steps_per_epoch=3)
+    return [weight.tolist() for weight in model.get_weights()]
+
+
 FACTS = (
     counts,
     generators,
@@ -408,6 +416,7 @@ FACTS = (
     own_arrays,
     wires,
     overflow,
+    own_weights,
 )
 named = {fact.__name__: fact for fact in FACTS}
 print(json.dumps([[name, named[name]()] for name in sys.argv[1:]]))

@@ -212,6 +212,7 @@ class TrainingLoop:
             )
             if not self._is_within_epoch():
                 self._restore_state()
+        self._engine.share_variables()  # a program may have loaded its weights on one task alone
         self._policy.after_resume(epoch_complete=self._is_epoch_complete())
         return position
 
@@ -231,7 +232,6 @@ class TrainingLoop:
         epochs = int(self._engine.total(np.array([float(own)]))[0])
         if not epochs:
             return position
-        self._engine.share_variables()
         if self._schedule.is_open:
             origin = self._schedule.origin - epochs * OPEN_END
             self._schedule = replace(self._schedule, origin=origin, total=self._config.last_step(origin))
