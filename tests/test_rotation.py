@@ -5,19 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.rotation import DAYS, left_out
+from tests.support.rotation import DAYS, SLOW_DAYS, left_out
 
 
 class Item:
     """What is asked of a test."""
 
-    def __init__(self, test, case, *mark, **by):
+    def __init__(self, test, case, *mark, marks=(), **by):
         self.nodeid = f"{test}[{case}]"
         self.callspec = SimpleNamespace(params={"kind": case.partition("-")[0]})
-        self.marker = SimpleNamespace(args=mark, kwargs=by) if mark else None
+        self.markers = {name: getattr(pytest.mark, name).mark for name in marks}
+        if mark:
+            self.markers["rotates"] = pytest.mark.rotates(*mark, **by).mark
 
     def get_closest_marker(self, name):
-        return self.marker
+        return self.markers.get(name)
 
 
 def days_of(items):
@@ -38,6 +40,22 @@ def test_each_case_has_a_day():
 def test_a_day_may_be_named_and_other_tests_run_each_day():
     days = days_of([Item("a.py::test", "x", DAYS, 3), Item("a.py::test", "y")])
     assert days == {"a.py::test[x]": [3, 3], "a.py::test[y]": [*range(DAYS)] * 2}
+
+
+def test_slow_tests_and_those_of_clusters_take_turns():
+    cases = "wxyz"
+    days = days_of(
+        [
+            *(Item("a.py::test", case, marks=["slow"]) for case in cases),
+            *(Item("b.py::test", case, marks=["cluster"]) for case in cases),
+            Item("c.py::test", "x", 1, marks=["slow"]),
+            Item("d.py::test", "x", DAYS, 3, marks=["slow"]),
+        ]
+    )
+    counts = {name: len(own) for name, own in days.items()}
+    assert {counts[f"{file}.py::test[{case}]"] for file in "ab" for case in cases} == {2 * DAYS / SLOW_DAYS}
+    assert counts["c.py::test[x]"] == 2 * DAYS
+    assert days["d.py::test[x]"] == [3, 3]
 
 
 def test_first_cases_have_all_days():

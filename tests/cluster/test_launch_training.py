@@ -45,6 +45,7 @@ def check_tracked(done):
     assert all(log.read_text() == "" for log in logs)
 
 
+@pytest.mark.rotates(1)
 def test_parameter_servers_train_score_save_and_export(tmp_path):
     folder = project(tmp_path / "Übung eins", PARAMETER_SERVER % ", evaluator: {}")
     done = launch(folder, "--track", "csv", "--track", "tensorboard")
@@ -75,6 +76,7 @@ def test_parameter_servers_train_score_save_and_export(tmp_path):
     assert shown.stdout == "same\n", shown.stderr
 
 
+@pytest.mark.rotates(1)
 def test_mirrored_workers_train_and_a_second_launch_continues_at_the_exact_step(tmp_path):
     folder = project(tmp_path, MIRRORED)
     first = launch(folder, "--run-dir", "run", "--set", "train.max_steps=30")

@@ -34,6 +34,7 @@ def facts(request, module_cluster):
     return found
 
 
+@pytest.mark.rotates(1)
 def test_steps_updates_and_examples_are_counted_exactly(facts):
     assert facts["counts"] == [[203, 203 * 7, 3]] * RUNS
 

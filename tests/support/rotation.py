@@ -1,4 +1,7 @@
-"""Tests that take turns: a case of a test with the mark `rotates` runs on one day of a few."""
+"""Tests that take turns: a case of a test with the mark `rotates` runs on one day of a few.
+
+Slow tests, and those of clusters, take turns of two days without that mark: there are more than a thousand of them.
+"""
 
 import zlib
 from collections import defaultdict
@@ -8,6 +11,8 @@ import pytest
 
 DAYS = 5
 """After so many days each case has run."""
+SLOW_DAYS = 2
+"""The same of slow tests, and of clusters, without the mark. One with the mark `rotates(1)` runs each day."""
 
 
 def left_out(items: Iterable[pytest.Item], today: int) -> set[pytest.Item]:
@@ -20,10 +25,17 @@ def left_out(items: Iterable[pytest.Item], today: int) -> set[pytest.Item]:
     found = set()
     cases: defaultdict[str, list] = defaultdict(list)
     for item in items:
-        marker = item.get_closest_marker("rotates")
+        marker = _marker(item)
         if marker and (today - _day(item, marker, cases)) % marker.args[0]:
             found.add(item)
     return found
+
+
+def _marker(item: pytest.Item) -> pytest.Mark | None:
+    own = item.get_closest_marker("rotates")
+    if own or not (item.get_closest_marker("slow") or item.get_closest_marker("cluster")):
+        return own
+    return pytest.mark.rotates(SLOW_DAYS).mark
 
 
 def _day(item: pytest.Item, marker: pytest.Mark, cases: defaultdict[str, list]) -> int:

@@ -12,7 +12,7 @@ from tests.zoo.__main__ import run
 from tests.zoo.engines import ENGINES
 from tests.zoo.models import CASES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.rotates(1), pytest.mark.timeout(7200)]
 
 EACH_DAY = 2
 
