@@ -2,6 +2,7 @@
 
 import importlib.util
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +42,9 @@ def trained(tasks, *cases):
 ONE_WORKER = {
     "compensated/dense/adam/1": "async/dense/adam/1",
     "push 4/dense/adam/4": "async/dense/adam/4",
+    "async/wide/sgd/1": "async/wide/sgd/1",
+    "compensated/wide/sgd/1": "async/wide/sgd/1",
+    "local 3/wide/momentum/1": "async/wide/momentum/1",
     "local 3/dropping/adam/1": "async/dropping/adam/1",
     "local 3/dense/clipped/1/spread": "async/dense/clipped/1",
     "local 3/gradients/sgd/1": "async/gradients/sgd/1",
@@ -73,6 +77,8 @@ ONE_WORKER = {
 """Cases of one worker, and the cases of one process that they equal; the number is how many batches it takes as one."""
 TWO_WORKERS = {
     "sync/dense/sgd/2": "async/dense/sgd/2",
+    "sync/wide/sgd/2": "async/wide/sgd/2",
+    "bounded 0/wide/sgd/2": "async/wide/sgd/2",
     "sync/dense/momentum/2": "async/dense/momentum/2",
     "sync/dense/adam/2": "async/dense/adam/2",
     "sync/dense/adagrad/2": "async/dense/adagrad/2",
@@ -101,7 +107,12 @@ BY_SPEED = {
 BACKUP, BEHIND = "sync 1/indexed/adam/1/slow", "bounded 2/dense/sgd/1/slow"
 FAILS, ENDS = "sync/dense/sgd/1/fails", "sync/dense/sgd/1/ends"
 PREFETCHED, BY_KERAS = "prefetch/dense/adam/1", "local 3/dense/nadam/1"
-ROUNDED = {"bfloat16/dense/adam/1": 2.0**-8, "float16/dense/adam/1": 2.0**-11}
+ROUNDED = {
+    "bfloat16/dense/adam/1": ("async/dense/adam/1", 2.0**-8),
+    "float16/dense/adam/1": ("async/dense/adam/1", 2.0**-11),
+    "bfloat16/wide/sgd/1": ("async/wide/sgd/1", 2.0**-8),
+}
+"""Cases of one worker, those of one process that they come close to, and the rounding of their wire."""
 
 
 def on(day, case):
@@ -137,8 +148,7 @@ def test_one_worker_equals_one_process(case, same, one_worker, one_process):
 
 
 @pytest.mark.rotates(5)
-@pytest.mark.parametrize(("case", "rounding"), ROUNDED.items())
-@pytest.mark.parametrize("same", ["async/dense/adam/1"])
+@pytest.mark.parametrize(("case", "same", "rounding"), [(case, *known) for case, known in ROUNDED.items()])
 def test_a_narrow_wire_changes_no_more_than_its_rounding(case, same, rounding, one_worker, one_process):
     worst = differences(one_worker.written, one_process.written, case, same)
     assert worst["variables"] > 0
@@ -269,15 +279,29 @@ LONG = 10 * STEPS
 """Steps of a training in which a worker is killed."""
 
 
+def shared_files(process):
+    """The descriptors of memory that a process shares: two of what identifies it, more if it has sent something."""
+    files = [str(each.readlink()) for each in Path(f"/proc/{process}/fd").iterdir()]
+    return sum(file.startswith("/memfd:tfdist") for file in files)
+
+
 @pytest.mark.chaos
 @pytest.mark.rotates(5)
-@pytest.mark.parametrize(("mode", "together"), [("sync 1", 1), ("sync", 2), ("proportional", 2)])
-def test_a_worker_may_be_killed(mode, together, cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "model", "together"),
+    [
+        ("sync 1", "dense/adam", 1),
+        ("sync", "dense/adam", 2),
+        ("sync", "wide/adagrad", 2),
+        ("proportional", "dense/adam", 2),
+    ],
+)
+def test_a_worker_may_be_killed(mode, model, together, cluster, tmp_path):
     """With a backup worker the training continues; without, all wait until the worker has been restarted.
 
     The worker then takes each step with the batch that it would have had.
     """
-    tasks, case = cluster(chief=1, ps=1, worker=2), f"{mode}/dense/adam/1/long"
+    tasks, case = cluster(chief=1, ps=1, worker=2), f"{mode}/{model}/1/long"
     command = program("rules.py", "out", case)
     tasks.start(command)
     tasks.await_text("chief:0", "epoch 2/20")
@@ -286,6 +310,9 @@ def test_a_worker_may_be_killed(mode, together, cluster, tmp_path):
     killed.wait()
     if together == 2:
         tasks.start(command, "worker:1")
+    if model.startswith("wide"):  # the new worker's memory is shared, too
+        tasks.await_text("chief:0", "epoch 18/20")
+        assert all(shared_files(tasks.processes[task].pid) > 2 for task in ("worker:0", "worker:1", "ps:0"))
     ended = tasks.finish()
     codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})
     assert {task: one.code for task, one in ended.items()} == codes, tasks.outputs()
@@ -293,6 +320,6 @@ def test_a_worker_may_be_killed(mode, together, cluster, tmp_path):
     assert (facts["iterations"], facts["losses"], facts["examples"]) == (LONG, LONG, LONG * together * BATCH)
     assert sum(worker["batches"] for worker in facts["workers"].values()) == LONG * together
     if together == 2:
-        same = "async/dense/adam/2/long"
+        same = f"async/{model}/2/long"
         one_process = Trained(tmp_path, alone(tmp_path, program("rules.py", "out", same)))
         assert Trained(tasks.folder, ended["chief:0"]).is_close_to(case, one_process, same)

@@ -30,7 +30,7 @@ def test_python_code_in_a_pipeline():
 
 def test_a_function_that_every_process_registers():
     data.register_python("doubled", lambda value: 2 * value)
-    numbers = NUMBERS.map(lambda value: data.call_registered("doubled", value, tf.int64))
+    numbers = NUMBERS.map(lambda value: data.call_registered("doubled", [value], [tf.int64])[0])
     assert [int(each) for each in numbers] == [2 * int(each) for each in NUMBERS]
     assert not data.calls_python(numbers)
 

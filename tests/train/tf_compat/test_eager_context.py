@@ -24,6 +24,10 @@ def test_the_configuration_before_there_are_devices():
     assert isinstance(eager_context.gpu_options(), tf.compat.v1.GPUOptions)
 
 
+def test_a_process_without_a_cluster_has_no_addresses():
+    assert eager_context.cluster_addresses() == []
+
+
 def test_the_seed_can_be_set_in_public_and_not_be_read():
     before = eager_context.global_seed()
     tf.random.set_seed(7)

@@ -41,6 +41,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     report_to_chief,
     wait_until_exited,
 )
+from tfdist_cli.train.cluster.shared_memory import tensors as shared_memory
 from tfdist_cli.train.cluster.signals import interruptible_waits
 from tfdist_cli.train.cluster.tensorflow_setup import (
     check_gpus,
@@ -251,6 +252,7 @@ def serve(environment: Environment) -> None:
     task = environment.task
     heartbeat.start(profiler.look_for_order)
     register_readers()  # pipelines that the chief makes run here
+    shared_memory.register()
     server = None
     keep_alive.watch(environment.addresses.values())
     if task.traits.server:

@@ -74,7 +74,7 @@ def read_file(file: Any) -> tf.Tensor:
         file: its path or address, a string or a string tensor.
     """
     register()
-    return tf.ensure_shape(call_registered("read", tf.convert_to_tensor(file), tf.string), [])
+    return tf.ensure_shape(call_registered("read", [tf.convert_to_tensor(file)], [tf.string])[0], [])
 
 
 def _streamed(files: Any, kind: str) -> tf.data.Dataset:

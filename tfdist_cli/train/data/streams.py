@@ -32,11 +32,11 @@ def stream(name: tf.Tensor, kind: str, chunk: tf.TensorSpec) -> tf.data.Dataset:
     """
 
     def opened(file: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(call_registered(kind, file, tf.int64), [])
+        return tf.ensure_shape(call_registered(kind, [file], [tf.int64])[0], [])
 
     def chunks(number: tf.Tensor) -> tf.data.Dataset:
         def following(_: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(call_registered(NEXT, number, chunk.dtype), chunk.shape)
+            return tf.ensure_shape(call_registered(NEXT, [number], [chunk.dtype])[0], chunk.shape)
 
         return tf.data.Dataset.counter().map(following).take_while(lambda part: tf.shape(part)[0] > 0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,19 +139,22 @@ def register_python(name: str, function: Callable[..., Any]) -> None:
     script_ops._py_funcs._funcs[f"{_IN_EVERY_PROCESS}{name}"] = function
 
 
-def call_registered(name: str, argument: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def call_registered(
+    name: str, arguments: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], *, stateless: bool = False
+) -> list[tf.Tensor]:
     """Calls a function by the name under which the process that runs the operation has registered it.
 
     Args:
         name: the name.
-        argument: its argument.
-        dtype: the type of its result.
+        arguments: its arguments.
+        dtypes: the types of its results.
+        stateless: whether calls depend on their arguments alone, and may be made in any order, or left out.
 
     Returns:
-        The result, of unknown shape.
+        The results, of unknown shapes.
     """
-    (result,) = tf.raw_ops.PyFunc(input=[argument], token=f"{_IN_EVERY_PROCESS}{name}", Tout=[dtype])
-    return result
+    operation = tf.raw_ops.PyFuncStateless if stateless else tf.raw_ops.PyFunc
+    return operation(input=list(arguments), token=f"{_IN_EVERY_PROCESS}{name}", Tout=list(dtypes))
 
 
 def is_deterministic() -> bool:
@@ -167,7 +170,7 @@ def clock() -> tf.Tensor:
     """Returns the seconds since 1970 by the clock of the device, float64; with deterministic operations, too."""
     if not is_deterministic():
         return tf.timestamp()
-    seconds = call_registered(_CLOCK, tf.constant(0), tf.float64)
+    (seconds,) = call_registered(_CLOCK, [tf.constant(0)], [tf.float64])
     seconds.set_shape([])
     return seconds
 

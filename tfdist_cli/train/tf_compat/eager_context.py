@@ -180,6 +180,16 @@ def keep_remote_functions() -> None:
     context.context().remove_function = lambda _name: None
 
 
+def cluster_addresses() -> list[str]:
+    """Returns the addresses of the tasks of the cluster that this process drives; none without one.
+
+    Seen in TensorFlow 2.21.0: `Context.get_server_def`. Reason: the strategy of parameter servers publishes no cluster
+    resolver. Replace with: `strategy.cluster_resolver.cluster_spec()`.
+    """
+    definition = context.context().get_server_def()
+    return [address for job in definition.cluster.job for address in job.tasks.values()] if definition else []
+
+
 class RunningCluster:
     """Adds workers to the cluster that this process drives, and removes workers, while others run functions.
 

@@ -17,8 +17,8 @@ from tests.support.codes import raises
 from tfdist_cli.errors import TaskLost, TrainingError
 from tfdist_cli.train.cluster.all_reduce import sums as module
 from tfdist_cli.train.cluster.all_reduce.memory import Reused
-from tfdist_cli.train.cluster.all_reduce.shared_memory import OthersMemory, OwnMemory
 from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
+from tfdist_cli.train.cluster.shared_memory.memory import OthersMemory, OwnMemory
 
 LONG = 60.0
 

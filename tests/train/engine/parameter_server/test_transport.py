@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import ShardRule
+from tfdist_cli.train.cluster.shared_memory import tensors
 from tfdist_cli.train.engine.parameter_server import transport as transport_module
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
@@ -106,6 +107,44 @@ def test_only_variables_below_the_limit_are_packed(monkeypatch):
     # 6 values are large, and so are 4; the last one is a table, whose rows are packed whatever its size
     assert [[shard.parameter for shard in each.dense + each.tables] for each in buckets] == [[0], [1, 3, 4], [2]]
     same(tf.function(lambda: Transport(variables).pull().values)(), variables)
+
+
+@pytest.fixture(params=["in slots", "in messages"])
+def shared(request, monkeypatch):
+    """Every variable that has a value crosses in shared memory, or would if tasks could open each other's."""
+    monkeypatch.setattr(tensors, "_process", tensors._Process())
+    monkeypatch.setattr(transport_module, "LARGE_SHARED_BYTES", 1)
+    tensors.register()
+    assert request.param == "in messages" or tensors.meeting(0, ["CPU:0"])()
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.usefixtures("shared")
+def test_what_crosses_in_shared_memory_arrives_the_same(servers, wire, count):
+    with servers(count, shard=ShardRule(min_bytes=8)).scope():
+        variables = [*parameters(), variable(np.linspace(0, 1, 12).reshape(6, 2))]
+    terms = {0: SQUARES, 5: SIZES}
+    gradients = [[tf.fill(each.shape, tf.cast(worker / 3, each.dtype)) for each in variables] for worker in (1, 2)]
+
+    @tf.function(autograph=False)
+    def crossed(is_shared):
+        transport = Transport(variables, (), wire, terms=terms, shared=is_shared)
+        assert transport.shares == is_shared
+        pulled = [transport.pull() for _ in gradients]
+        pushed = [transport.push(given, own) for given, own in zip(gradients, pulled, strict=True)]
+        return [own.values for own in pulled], [tensors_of(shards) for shards in transport.gradients(pushed)]
+
+    tf.nest.map_structure(np.testing.assert_array_equal, crossed(is_shared=False), crossed(is_shared=True))
+
+
+@pytest.mark.usefixtures("shared")
+def test_in_shared_memory_small_variables_are_packed(monkeypatch):
+    monkeypatch.setattr(transport_module, "LARGE_SHARED_BYTES", 16)
+    variables = parameters(["float32"] * len(SHAPES))
+    buckets = Transport(variables, tables=(4,), shared=True).buckets
+    assert [[shard.parameter for shard in each.dense + each.tables] for each in buckets] == [[0], [1, 3, 4], [2]]
+    assert [each.is_large for each in buckets] == [True, False, True]
 
 
 def test_no_parameters():

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from tfdist_cli.train.cluster.all_reduce.shared_memory import ALIGNED
+from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED
 
 
 class Reused:

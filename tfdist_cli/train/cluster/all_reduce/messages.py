@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.cluster.all_reduce.memory import empty
-from tfdist_cli.train.cluster.all_reduce.shared_memory import OthersMemory, Place
+from tfdist_cli.train.cluster.shared_memory.memory import OthersMemory, Place
 
 _HEADER = struct.Struct("<QQqqQ")
 """The sequence number of an exchange; the bytes of an array, and −1; or of each row, and the number of rows; and their

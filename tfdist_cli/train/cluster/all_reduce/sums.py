@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TaskLost, TfdistError
 from tfdist_cli.train.cluster.all_reduce.memory import Reused, empty
 from tfdist_cli.train.cluster.all_reduce.messages import Incoming, IncomingRows, Outgoing, advance
-from tfdist_cli.train.cluster.all_reduce.shared_memory import IDENTITY_BYTES, OthersMemory, OwnMemory, Place
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES, OthersMemory, OwnMemory, Place
 
 PATIENCE = 10.0
 """Seconds without an answer after which a task counts as lost; the same as for TensorFlow's collectives."""

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.cluster.membership import Membership, Refusal
+from tfdist_cli.train.cluster.shared_memory.tensors import on_one_host
 from tfdist_cli.train.data.divided import DividedBatches
 from tfdist_cli.train.data.length import count, counting_function
 from tfdist_cli.train.data.pipeline import Consumed
@@ -53,6 +54,7 @@ from tfdist_cli.train.tf_compat.coordinator import (
 )
 from tfdist_cli.train.tf_compat.data import calls_python
 from tfdist_cli.train.tf_compat.distribute import ps_devices
+from tfdist_cli.train.tf_compat.eager_context import cluster_addresses
 
 _MAX_STEPS_TOGETHER = 5
 """Synchronous workers wait for each other in each step, not for the chief. 20 steps in a function instead of 5 saved no
@@ -116,6 +118,7 @@ class ParameterServerEngine:
         """Steps in an execution."""
         self._read = Consumed()
         self._share: Sharing = "split"
+        self._shared = self._share_memory()
         self._context = self._new_context(rules)
         self._updates = self._rule(self._context)
         self._choose_jit()
@@ -134,6 +137,13 @@ class ParameterServerEngine:
         if self.synchronous:
             self.max_steps_per_execution = min(self.max_steps_per_execution, _MAX_STEPS_TOGETHER)
 
+    def _share_memory(self) -> bool:
+        """Whether large variables cross between workers and ps in memory that they share: all are on one host."""
+        if worker_device_scope() is not nullcontext or not on_one_host(cluster_addresses()):
+            return False
+        with self.scope():
+            return self._workers.share_memory(ps_devices(self._strategy))
+
     def _new_context(self, rules: Rules) -> ParameterServerContext:
         """The model on its cluster, on the path of execution that the rules choose."""
         step, element_spec = self._step, self._element_spec
@@ -148,6 +158,17 @@ class ParameterServerEngine:
         scope = worker_device_scope()
         own_terms = rules.updates.local_steps > 1 or rules.updates.delay_compensation or step.updates_within
         terms = {} if own_terms else step.terms(element_spec)
+        transport = Transport(
+            parameters,
+            tables.parameter_indices,
+            rules.wire,
+            scope,
+            packed=rules.optimized,
+            terms=terms,
+            shared=self._shared and rules.optimized,
+        )
+        if transport.shares:
+            log.info("large variables cross between workers and ps in memory that they share")
         context = ParameterServerContext(
             step,
             element_spec,
@@ -155,7 +176,7 @@ class ParameterServerEngine:
             self._workers,
             rules,
             tables,
-            Transport(parameters, tables.parameter_indices, rules.wire, scope, packed=rules.optimized, terms=terms),
+            transport,
             seeds,
             {index: retained[index] for index in seeds.exclude(tuple(retained))},
             MetricTotals(step),

@@ -21,6 +21,7 @@ from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import keep_alive
 from tfdist_cli.train.cluster.membership import LEAVE, Membership, Refusal, Request, last_worker
+from tfdist_cli.train.cluster.shared_memory.tensors import meeting
 from tfdist_cli.train.engine.base import Pause, WorkersLost
 from tfdist_cli.train.tf_compat.coordinator import (
     admit_worker,
@@ -104,6 +105,10 @@ class Workers(Sequence[Any]):
         self._begun = False
         self._why_not: Callable[[int], Refusal | None] = lambda _: None
         self._prepare: Prepare | None = None
+        self._ps: Sequence[str] = ()
+        """The ps that share memory with all workers."""
+        self._met: dict[int, Any] = {}
+        """The answer of each worker that was asked whether it does; a worker that is started again is asked again."""
         self._goes_on = threading.Event()
         """Set while the training goes on with the workers as they are."""
         self._steps = 0
@@ -124,6 +129,28 @@ class Workers(Sequence[Any]):
     def indices(self) -> tuple[int, ...]:
         """The workers' indices."""
         return tuple(worker.worker_index for worker in self._active)
+
+    def share_memory(self, ps: Sequence[str]) -> bool:
+        """Lets workers and ps open each other's memory; returns whether all of them can.
+
+        Args:
+            ps: the devices of the ps.
+        """
+        self._ps = ps
+        for worker in self._active:
+            self._meet(worker)
+        try:
+            shared = False not in [bool(answer.fetch()) for answer in self._met.values()]
+        except tf.errors.OpError as error:  # a worker was lost, or a task is no tfdist's
+            log.debug("workers and ps share no memory: %s", error)
+            shared = False
+        if not shared:
+            self._ps = ()
+            self._met.clear()
+        return shared
+
+    def _meet(self, worker: Any) -> None:
+        self._met[worker.worker_index] = worker.create_resource(meeting(worker.worker_index, self._ps))
 
     def resume(self, taken: Mapping[str, int]) -> None:
         """Continues to count the steps of each worker, if a checkpoint has those of the same workers."""
@@ -320,6 +347,8 @@ class Workers(Sequence[Any]):
             if error:
                 return _not_reached(task, error)
             worker = self._added[task.index] = create_worker(self._coordinator, task.index)
+        if self._ps:
+            self._meet(worker)  # before it opens its data
         keep_alive.watch([request.address])
         data = self._data
         opened = data.open(worker, *self._place(worker)) if data else None

@@ -55,7 +55,7 @@ def _open(name: str) -> tf.data.Dataset:
 
     @tf.autograph.experimental.do_not_convert
     def is_open(number: tf.Tensor) -> tf.Tensor:
-        return tf.logical_not(tf.reshape(call_registered(name, number, tf.bool), []))
+        return tf.logical_not(tf.reshape(call_registered(name, [number], [tf.bool])[0], []))
 
     @tf.autograph.experimental.do_not_convert
     def zeros_for_a_while(_: tf.Tensor) -> tf.data.Dataset:

@@ -118,6 +118,7 @@ class LocalSteps:
             [slot for variable in parameters for slot in fused.slot_variables(variable)],
             [table * count + slot for table in tables for slot in range(count)],
             device_scope=transport.device_scope,
+            shared=transport.shared,
         )
 
     def copy(self, lookup: Lookup, pulled: Pulled) -> WorkerCopy:

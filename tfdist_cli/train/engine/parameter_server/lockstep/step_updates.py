@@ -46,8 +46,9 @@ class StepPart:
         rules, scope = context.rules, context.transport.device_scope
         self._planned, self._scope = planned, scope
         terms = context.terms(planned.optimizer, planned.variables) if planned.optimizer is not None else {}
-        self._gradients = Transport(planned.variables, (), rules.wire, scope, packed=rules.optimized, terms=terms)
-        self._values = Transport(planned.assigned, (), "float32", scope, packed=rules.optimized)
+        packed, shared = rules.optimized, context.transport.shared
+        self._gradients = Transport(planned.variables, (), rules.wire, scope, packed=packed, terms=terms, shared=shared)
+        self._values = Transport(planned.assigned, (), "float32", scope, packed=packed, shared=shared)
         self._staging = Staging(self._gradients, f"{name}-gradients"), Staging(self._values, f"{name}-values")
 
     def is_of(

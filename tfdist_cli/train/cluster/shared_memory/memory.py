@@ -24,7 +24,7 @@ _NAME = "tfdist"
 _IDENTITY = struct.Struct("<qq16s")
 """A process, a descriptor of it, and the random bytes that its file begins with."""
 IDENTITY_BYTES = _IDENTITY.size
-_SMALLEST = 1 << 20
+SMALLEST_REGION = 1 << 20
 """Bytes of the smallest region that messages are written to."""
 
 
@@ -49,10 +49,7 @@ class OwnMemory:
     """
 
     def __init__(self) -> None:
-        nonce = secrets.token_bytes(16)
-        first = _Region.new(len(nonce))
-        first.memory[:] = np.frombuffer(nonce, np.uint8)
-        self.identity = _IDENTITY.pack(os.getpid(), first.descriptor, nonce)
+        first, self.identity = Region.identifying()
         """What another task needs to open the memory, `IDENTITY_BYTES` bytes."""
         self._regions = [first]
 
@@ -74,9 +71,9 @@ class OwnMemory:
         Raises:
             OSError: there is no memory or no descriptor for a larger region. Nothing was written.
         """
-        needed = sum(_aligned(sum(map(len, arrays))) for arrays in messages)
+        needed = sum(aligned(sum(map(len, arrays))) for arrays in messages)
         if needed > self._regions[-1].half:
-            self._regions.append(_Region.new(max(_SMALLEST, 2 << (needed - 1).bit_length())))
+            self._regions.append(Region.new(max(SMALLEST_REGION, 2 << (needed - 1).bit_length())))
         region = self._regions[-1]
         places, offset = [], (turn % 2) * region.half
         for arrays in messages:
@@ -84,7 +81,7 @@ class OwnMemory:
             for array in arrays:
                 region.memory[offset : offset + len(array)] = array
                 offset += len(array)
-            offset = _aligned(offset)
+            offset = aligned(offset)
         return places
 
     def close(self) -> None:
@@ -102,7 +99,7 @@ class OthersMemory:
     """
 
     def __init__(self, process: int) -> None:
-        self._process = process
+        self.process = process
         self._regions: dict[int, np.ndarray] = {}
 
     @classmethod
@@ -133,19 +130,39 @@ class OthersMemory:
         """
         region = self._regions.get(place.descriptor)
         if region is None:
-            region = self._regions[place.descriptor] = _opened(self._process, place.descriptor)
+            region = self._regions[place.descriptor] = _opened(self.process, place.descriptor)
         if not 0 <= place.offset <= place.offset + size <= len(region):
             raise ValueError(f"it has {len(region)} bytes")
         return region[place.offset : place.offset + size]
 
 
 @dataclass(frozen=True)
-class _Region:
+class Region:
+    """A file of this task.
+
+    Args:
+        descriptor: its descriptor.
+        memory: its bytes.
+    """
+
     descriptor: int
     memory: np.ndarray
 
     @classmethod
-    def new(cls, size: int) -> _Region:
+    def identifying(cls) -> tuple[Region, bytes]:
+        """Returns a region of random bytes, and what another task needs to recognize it, `IDENTITY_BYTES` bytes.
+
+        Raises:
+            AttributeError, OSError: this system cannot share memory, or has none left.
+        """
+        nonce = secrets.token_bytes(16)
+        region = cls.new(len(nonce))
+        region.memory[:] = np.frombuffer(nonce, np.uint8)
+        return region, _IDENTITY.pack(os.getpid(), region.descriptor, nonce)
+
+    @classmethod
+    def new(cls, size: int) -> Region:
+        """Returns an empty region of a number of bytes."""
         create: Any = os.memfd_create
         descriptor = create(_NAME)
         try:
@@ -157,10 +174,12 @@ class _Region:
 
     @property
     def half(self) -> int:
+        """Half of its bytes."""
         return len(self.memory) // 2
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Returns the bytes up to the next address that TensorFlow uses."""
     return -(-size // ALIGNED) * ALIGNED
 
 

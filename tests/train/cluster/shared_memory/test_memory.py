@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist_cli.train.cluster.all_reduce.shared_memory import ALIGNED, OthersMemory, OwnMemory, Place, _Region
+from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, OthersMemory, OwnMemory, Place, Region
 
 PROCESS = """
 import sys, numpy as np
-from tfdist_cli.train.cluster.all_reduce.shared_memory import OwnMemory
+from tfdist_cli.train.cluster.shared_memory.memory import OwnMemory
 memory = OwnMemory()
 place, = memory.write(1, [[np.arange(5, dtype=np.uint8), np.full(70, 7, np.uint8)]])
 print(memory.identity.hex(), place.descriptor, place.offset, flush=True)
@@ -87,7 +87,7 @@ def test_bytes_outside_of_the_memory_are_refused(own, place):
 def test_no_descriptor_of_memory_that_there_is_no_room_for_is_left(own):
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
-        _Region.new(1 << 62)
+        Region.new(1 << 62)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

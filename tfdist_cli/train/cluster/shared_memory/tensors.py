@@ -1,0 +1,154 @@
+"""Sends tensors between workers and ps of one host: operations write them to slots, and read them there.
+
+What crosses between the tasks is a message with the place of the slot. If a worker cannot read the ps's memory, or the
+ps the worker's, or if there is no memory for a slot, the message is the data itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
+from tfdist_cli.train.cluster.shared_memory.slots import MESSAGE_BYTES, SlotReader, Slots
+from tfdist_cli.train.tf_compat.data import call_registered, register_python
+
+_IDENTITY, _MEET, _ADMIT, _SETTLE = "slots_identity", "slots_meet", "slots_admit", "slots_settle"
+_SEND, _RECEIVE = "slots_send", "slots_receive"
+_ALL_PS = -1
+"""In the place of a worker's index: all ps, for a worker."""
+
+
+class _Process:
+    """What a process sends in, and reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: Slots | None = None
+        self._unsupported = False
+        self._reader = SlotReader()
+        self._admitted: dict[int, bool] = {}
+        """Whether each worker, and this ps, can read each other's memory. On a worker: whether it and all ps can."""
+        self._sends = False
+
+    def register(self) -> None:
+        """Lets operations of this process call these functions."""
+        register_python(_IDENTITY, self._identity)
+        register_python(_MEET, self._meet)
+        register_python(_ADMIT, self._admit)
+        register_python(_SETTLE, self._settle)
+        register_python(_SEND, self._send)
+        register_python(_RECEIVE, self._receive)
+
+    def _identity(self, _: np.ndarray) -> np.ndarray:
+        own = self._own()
+        return np.frombuffer(own.identity if own else bytes(IDENTITY_BYTES), np.uint8)
+
+    def _own(self) -> Slots | None:
+        with self._lock:
+            if self._slots is None and not self._unsupported:
+                try:
+                    self._slots = Slots()
+                except (AttributeError, OSError):
+                    self._unsupported = True  # macOS has no memfd_create
+            return self._slots
+
+    def _meet(self, identity: np.ndarray) -> np.ndarray:
+        return np.array(self._reader.meet(identity.tobytes()))
+
+    def _admit(self, worker: np.ndarray, identity: np.ndarray, can_read: np.ndarray) -> np.ndarray:
+        return self._decide(int(worker), shared=bool(can_read) and self._reader.meet(identity.tobytes()))
+
+    def _settle(self, answers: np.ndarray) -> np.ndarray:
+        return self._decide(_ALL_PS, shared=bool(answers.all()))
+
+    def _decide(self, other: int, *, shared: bool) -> np.ndarray:
+        with self._lock:
+            self._admitted[other] = shared
+            self._sends = all(self._admitted.values())
+        return np.array(shared)
+
+    def _send(self, values: np.ndarray) -> np.ndarray:
+        self._reader.let_go()
+        data = values.reshape(-1).view(np.uint8)
+        if self._slots is not None and self._sends:
+            try:
+                return np.frombuffer(self._slots.write(data), np.uint8)
+            except OSError:
+                pass  # there is no memory or no descriptor for a slot: the data is the message
+        return data
+
+    def _receive(self, message: np.ndarray, kind: np.ndarray) -> np.ndarray:
+        data = self._reader.read(message.tobytes()) if len(message) == MESSAGE_BYTES else message
+        return data.view(_numpy_type(int(kind)))
+
+
+_numpy_type = cache(lambda kind: np.dtype(tf.as_dtype(kind).as_numpy_dtype))
+
+
+_process = _Process()
+
+
+def register() -> None:
+    """Lets this task send and receive tensors in slots."""
+    _process.register()
+
+
+def meeting(worker: int, devices: Sequence[str]) -> Callable[[], tf.Tensor]:
+    """Returns a function for a worker: it and each ps open each other's memory. It returns whether all of them can.
+
+    The function has to run on each worker before it sends or receives, and again if its process is another one. A ps
+    sends in slots as long as all workers can read them.
+
+    Args:
+        worker: the index of the worker.
+        devices: those of the ps.
+    """
+
+    def meet() -> tf.Tensor:
+        own = _called(_IDENTITY, [tf.constant(0)], tf.uint8)
+        answers = []
+        for device in devices:
+            with tf.device(device):
+                theirs = _called(_IDENTITY, [tf.constant(0)], tf.uint8)
+            can_read = _called(_MEET, [theirs], tf.bool)
+            with tf.device(device):
+                answers.append(tf.reshape(_called(_ADMIT, [tf.constant(worker), own, can_read], tf.bool), []))
+        return tf.reshape(_called(_SETTLE, [tf.stack(answers)], tf.bool), [])
+
+    return tf.function(meet, autograph=False)
+
+
+def on_one_host(addresses: Sequence[str]) -> bool:
+    """Whether addresses, `host:port`, have the same host; False for none."""
+    return len({address.rpartition(":")[0] for address in addresses}) == 1
+
+
+def send(values: tf.Tensor) -> tf.Tensor:
+    """Writes a tensor to a slot; returns the message about it.
+
+    The calls of Python save nothing for tensors below about 1 MiB.
+    """
+    (message,) = call_registered(_SEND, [values], [tf.uint8], stateless=True)
+    return tf.ensure_shape(message, [None])
+
+
+def receive(message: tf.Tensor, dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    """Returns a tensor that was sent, where it is.
+
+    Args:
+        message: what `send` returned, on the task that receives.
+        dtype: the tensor's type.
+        shape: its shape.
+    """
+    kind = tf.constant(dtype.as_datatype_enum, tf.int64)
+    (values,) = call_registered(_RECEIVE, [message, kind], [dtype], stateless=True)
+    return tf.reshape(values, shape)
+
+
+def _called(name: str, arguments: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    return call_registered(name, arguments, [dtype])[0]
