@@ -1,9 +1,9 @@
 """`python -m benchmarks.transfer`: the processor time that a tensor takes from a ps to a worker and back.
 
-TensorFlow moves it between two servers of this machine, in a function of many steps, as parameters and gradients cross.
-The same function with all operations on the ps computes as much and moves nothing: the difference is the way. Beside it
-the same bytes pass between two processes through a TCP connection, from memory to memory and with nothing around them:
-no transport through the kernel's connections takes less.
+TensorFlow moves it between two servers of this machine, in a function of many steps, as parameters and gradients cross:
+in requests, or in memory that the servers share. The same function with all operations on the ps computes as much and
+moves nothing: the difference is the way. Beside it the same bytes pass between two processes through a TCP connection,
+from memory to memory and with nothing around them: no transport through the kernel's connections takes less.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.command import end_on_sigterm, interleaved, publish
 from benchmarks.programs.echo import receive
 from tfdist_cli.bench.figures import Spread
 from tfdist_cli.plan.task_environment import MALLOC
+from tfdist_cli.train.cluster.shared_memory import tensors
 
 BYTES = (4, 1_320_000, 2_640_000, 7_500_000)
 """A request alone, half of the MLP 784-500-500-10, all of it, and the MLP 784-1024-1024-10."""
@@ -42,35 +43,49 @@ class Cost:
 
     Args:
         tensorflow: between TensorFlow's servers.
+        shared: between them in shared memory.
         connection: through a bare connection.
     """
 
     tensorflow: float
+    shared: float
     connection: float
 
 
-def between_servers(count: int, addresses: dict[str, list[str]], processes: Sequence[psutil.Process]) -> float:
+def between_servers(
+    count: int, addresses: dict[str, list[str]], processes: Sequence[psutil.Process], *, shared: bool
+) -> float:
     """Returns the milliseconds of a way between servers.
 
     Args:
         count: bytes.
         addresses: the cluster.
         processes: the servers.
+        shared: whether it is in shared memory.
     """
     ps, worker = (f"/job:{job}/task:0/device:CPU:0" for job in addresses)
     with tf.device(ps):
         value = tf.Variable(tf.zeros([max(1, count // 4)]))
 
+    def moved(tensor: tf.Tensor, start: str, end: str) -> tf.Tensor:
+        if not shared or start == end:
+            return tensor
+        with tf.device(start):
+            message = tensors.send(tensor)
+        with tf.device(end):
+            return tensors.receive(tf.identity(message), tensor.dtype, tensor.shape)
+
     def steps_at(place: str) -> Callable[[], None]:
         def steps() -> tf.Tensor:
             for _ in range(STEPS):
                 with tf.device(ps):
-                    read = value + 1.0
+                    read = moved(value + 1.0, ps, place)
                 with tf.device(place):
                     computed = tf.tanh(read)
+                back = moved(computed, place, ps)
                 with tf.device(ps):
-                    value.assign(computed)
-            return computed[:1]
+                    value.assign(back)
+            return back[:1]
 
         function = tf.function(steps, autograph=False)
 
@@ -80,6 +95,8 @@ def between_servers(count: int, addresses: dict[str, list[str]], processes: Sequ
 
         return call
 
+    with tf.device(worker):
+        assert tensors.meeting(0, [ps])()
     far, near = (milliseconds(steps_at(place), processes) / STEPS for place in (worker, ps))
     return far - near
 
@@ -147,7 +164,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = interleaved(
             arguments.bytes or BYTES,
             arguments.rounds,
-            lambda count: Cost(between_servers(count, addresses, processes), through_a_connection(count)),
+            lambda count: Cost(
+                between_servers(count, addresses, processes, shared=False),
+                between_servers(count, addresses, processes, shared=True),
+                through_a_connection(count),
+            ),
             lambda count, cost: f"{count} bytes: {cost}",
         )
     publish("benchmarks.transfer", argv, table(results))
@@ -155,10 +176,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def table(results: dict[int, list[Cost]]) -> str:
     """Returns the results as a Markdown table."""
-    rows = ["| bytes each way | between TensorFlow's servers, ms | through a bare connection, ms |", "|---|---|---|"]
+    rows = [
+        "| bytes each way | between TensorFlow's servers, ms | in shared memory, ms | through a bare connection, ms |",
+        "|---|---|---|---|",
+    ]
     for count, costs in results.items():
-        both = [[cost.tensorflow for cost in costs], [cost.connection for cost in costs]]
-        rows.append(f"| {count:,} | {' | '.join(Spread.of(each).shown(2) for each in both)} |")
+        ways = zip(*((cost.tensorflow, cost.shared, cost.connection) for cost in costs), strict=True)
+        rows.append(f"| {count:,} | {' | '.join(Spread.of(list(each)).shown(2) for each in ways)} |")
     return "\n".join(rows)
 
 

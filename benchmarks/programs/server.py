@@ -5,6 +5,9 @@ import sys
 
 import tensorflow as tf
 
+from tfdist_cli.train.cluster.shared_memory import tensors
+
 if __name__ == "__main__":
     spec, job = sys.argv[1:]
+    tensors.register()
     tf.distribute.Server(json.loads(spec), job_name=job, task_index=0, protocol="grpc").join()

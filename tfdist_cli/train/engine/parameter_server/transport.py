@@ -32,7 +32,7 @@ from tfdist_cli.train.variables.sharding import Gradient, parts
 LARGE_BYTES = 2 << 20
 """Variables, or shards, of this size are not packed. The MLP 784-1024-1024-10, whose two largest have 3.1 and 4.0 MiB,
 trains 1.3 times as fast on 2 cores as if all are packed. With 1.5 and 1.0 MiB it makes no difference (0.99, 0.97)."""
-LARGE_SHARED_BYTES = 1 << 19
+LARGE_SHARED_BYTES = 3 << 18
 """The same where large variables cross in shared memory. With variables of 1.6 and 1.0 MB, the MLP 784-500-500-10 at
 batch 64 takes 1.1 times as many steps as with packed ones."""
 
