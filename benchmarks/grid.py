@@ -136,6 +136,7 @@ FASTER_WITH_XLA = frozenset(
         "mlp:mirrored",
         "mlp:keras_64",
         "mlp:keras_128",
+        "mlp_large:ps_async",
         "mlp_large:single",
     }
 )
