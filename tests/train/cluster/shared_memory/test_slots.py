@@ -107,6 +107,28 @@ def test_a_task_that_was_not_met_is_not_read(slots):
     assert not SlotReader().meet(bytes(len(slots.identity)))
 
 
+WRITER = """
+import sys, numpy as np
+from tfdist_cli.train.cluster.shared_memory.slots import Slots
+slots = Slots()
+print(slots.identity.hex(), slots.write(np.full(200_000, 7, np.uint8)).hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_memory_of_processes_that_have_exited_is_closed():
+    reader, counts = SlotReader(), []
+    for _ in range(4):
+        with subprocess.Popen([sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            identity, message = (bytes.fromhex(word.decode()) for word in process.stdout.readline().split())
+            assert reader.meet(identity)
+            read = reader.read(message)
+            process.kill()
+        assert set(read.tolist()) == {7}
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert counts[1] == counts[-1]  # after the first, one of before is still used while the next one is opened
+
+
 def test_a_process_with_the_number_of_one_before(slots, reader):
     reader.read(slots.write(data(1)))
     other = Slots()

@@ -106,7 +106,7 @@ class SlotReader:
         self._lock = threading.Lock()
 
     def meet(self, identity: bytes) -> bool:
-        """Opens the memory of a task; returns whether that is possible.
+        """Opens the memory of a task; returns whether that is possible. That of processes that have exited is closed.
 
         Args:
             identity: that of its slots.
@@ -115,6 +115,7 @@ class SlotReader:
         if other is None:
             return False
         with self._lock:
+            self._others = {process: each for process, each in self._others.items() if not _has_exited(process)}
             self._others[other.process] = _Other(other)  # a process of before may have had the same number
         return True
 
