@@ -1,4 +1,4 @@
-"""Operations send tensors in slots, or in messages where there are none."""
+"""Operations send tensors in buffers, or in messages where there are none."""
 
 import errno
 
@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory import tensors
+from tfdist_cli.train.cluster.shared_memory.buffers import MESSAGE_BYTES, Buffers
 from tfdist_cli.train.cluster.shared_memory.memory import OthersMemory
-from tfdist_cli.train.cluster.shared_memory.slots import MESSAGE_BYTES, Slots
 
 SHAPE = (300, 7)
 
@@ -50,13 +50,13 @@ def test_tensors_arrive_as_they_are(process, dtype):
         tf.debugging.assert_equal(received, values)
 
 
-def test_the_same_slots_are_used_again(process):
+def test_the_same_buffers_are_used_again(process):
     assert met()
     for number in range(20):
         received, _ = sent(tf.fill(SHAPE, float(number)))
         assert set(received.numpy().flat) == {float(number)}
     del received
-    assert sum(map(len, process._slots._slots.values())) <= 3
+    assert sum(map(len, process._buffers._buffers.values())) <= 3
 
 
 def test_a_variable_may_keep_what_has_arrived(process):
@@ -89,18 +89,18 @@ def test_a_system_without_shared_memory(process, monkeypatch):
     def unsupported():
         raise AttributeError("memfd_create")
 
-    monkeypatch.setattr(tensors, "Slots", unsupported)
+    monkeypatch.setattr(tensors, "Buffers", unsupported)
     assert not met()
     assert sent(tf.fill(SHAPE, 3.0))[1] > MESSAGE_BYTES
 
 
-def test_without_room_for_a_slot_the_data_crosses(process, monkeypatch):
+def test_without_room_for_a_buffer_the_data_crosses(process, monkeypatch):
     def no_memory(*_):
         raise OSError(errno.ENOMEM, "no memory")
 
     assert met()
     with monkeypatch.context() as patched:
-        patched.setattr(Slots, "write", no_memory)
+        patched.setattr(Buffers, "write", no_memory)
         received, size = sent(tf.fill(SHAPE, 3.0))
     assert size > MESSAGE_BYTES
     assert set(received.numpy().flat) == {3.0}

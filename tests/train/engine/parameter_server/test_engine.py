@@ -7,8 +7,9 @@ import pytest
 from tests.support.compare import batches, classifier, difference
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
+from tfdist_cli.train.cluster.shared_memory import tensors
 from tfdist_cli.train.engine.base import Execution, Rules
-from tfdist_cli.train.engine.parameter_server import synchronous
+from tfdist_cli.train.engine.parameter_server import engine, synchronous, transport
 from tfdist_cli.train.engine.parameter_server.lockstep.updates import LockstepUpdates
 from tfdist_cli.train.engine.parameter_server.quorum.updates import QuorumUpdates
 
@@ -27,11 +28,11 @@ UPDATES = {"push_every": STEPS // 2}
 """Updates in these steps, if a step is not an update."""
 
 
-def trained(monkeypatch, strategy, rules, *, runs=1, size=2, pause=None):
+def trained(monkeypatch, strategy, rules, *, runs=1, size=2, pause=None, workers=2):
     """An engine after some runs, its model, and the executions."""
     keras.utils.set_random_seed(7)
     build = lambda: classifier(optimizer=keras.optimizers.SGD(0.1))  # noqa: E731 called within the scope
-    engine, model = local_engine(monkeypatch, strategy, build, batches(), rules)
+    engine, model = local_engine(monkeypatch, strategy, build, batches(), rules, workers=workers)
     executions: list[Execution] = []
     for _ in range(runs):
         done = sum(len(execution.losses) for execution in executions)
@@ -60,6 +61,32 @@ def test_lockstep_and_a_quorum_of_all_workers_train_alike(servers, monkeypatch):
     (one, losses), (other, other_losses) = found
     assert difference(one.variables, other.variables) < 1e-6
     np.testing.assert_allclose(losses, other_losses, rtol=1e-5)
+
+
+@pytest.fixture
+def one_host(monkeypatch):
+    """Returns the process that shares memory with itself: all variables that have a value are large."""
+    process = tensors._Process()
+    monkeypatch.setattr(tensors, "_process", process)
+    monkeypatch.setattr(transport, "LARGE_SHARED_BYTES", 1)
+    monkeypatch.setattr(engine, "cluster_addresses", lambda: ["localhost:1", "localhost:2"])
+    monkeypatch.setattr(engine, "ps_devices", lambda _: ["CPU:0"])
+    return process
+
+
+@pytest.mark.rotates(5)
+@pytest.mark.parametrize("rule", ["lockstep", "bounded", "backup worker"])
+def test_in_shared_memory_a_rule_trains_the_same(rule, servers, monkeypatch, one_host):
+    found = []
+    for registered in (False, True):
+        if registered:
+            one_host.register()
+        _, model, executions = trained(monkeypatch, servers(2), Rules(updates=RULES[rule]), workers=1)
+        assert bool(one_host._buffers and one_host._buffers._buffers) == registered
+        found.append((model, np.concatenate([execution.losses for execution in executions])))
+    (one, losses), (other, shared_losses) = found
+    assert difference(one.variables, other.variables) == 0
+    np.testing.assert_array_equal(losses, shared_losses)
 
 
 @pytest.mark.rotates(5)

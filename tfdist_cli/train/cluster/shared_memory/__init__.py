@@ -1,6 +1,6 @@
 """Memory that tasks of the same host share: what they send each other there is copied once, and crosses no socket.
 
 `memory` has the files that the memory is, and opens those of another task. Mirrored workers sum in it, see
-`all_reduce`. Between workers and ps, `tensors` sends large tensors in `slots`, each of which is used again when its
+`all_reduce`. Between workers and ps, `tensors` sends large tensors in `buffers`, each of which is used again when its
 reader has let go of it.
 """

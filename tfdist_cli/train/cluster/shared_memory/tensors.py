@@ -1,7 +1,7 @@
-"""Sends tensors between workers and ps of one host: operations write them to slots, and read them there.
+"""Sends tensors between workers and ps of one host: operations write them to buffers, and read them there.
 
-What crosses between the tasks is a message with the place of the slot. If a worker cannot read the ps's memory, or the
-ps the worker's, or if there is no memory for a slot, the message is the data itself.
+What crosses between the tasks is a message with the place of the buffer. If a worker cannot read the ps's memory, or
+the ps the worker's, or if there is no memory for a buffer, the message is the data itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import cache
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.cluster.shared_memory.buffers import MESSAGE_BYTES, BufferReader, Buffers
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
-from tfdist_cli.train.cluster.shared_memory.slots import MESSAGE_BYTES, SlotReader, Slots
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
-_IDENTITY, _MEET, _ADMIT, _SETTLE = "slots_identity", "slots_meet", "slots_admit", "slots_settle"
-_SEND, _RECEIVE = "slots_send", "slots_receive"
+_IDENTITY, _MEET, _ADMIT, _SETTLE = "buffers_identity", "buffers_meet", "buffers_admit", "buffers_settle"
+_SEND, _RECEIVE = "buffers_send", "buffers_receive"
 _ALL_PS = -1
 """In the place of a worker's index: all ps, for a worker."""
 
@@ -28,9 +28,9 @@ class _Process:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: Slots | None = None
+        self._buffers: Buffers | None = None
         self._unsupported = False
-        self._reader = SlotReader()
+        self._reader = BufferReader()
         self._admitted: dict[int, bool] = {}
         """Whether each worker, and this ps, can read each other's memory. On a worker: whether it and all ps can."""
         self._sends = False
@@ -48,14 +48,14 @@ class _Process:
         own = self._own()
         return np.frombuffer(own.identity if own else bytes(IDENTITY_BYTES), np.uint8)
 
-    def _own(self) -> Slots | None:
+    def _own(self) -> Buffers | None:
         with self._lock:
-            if self._slots is None and not self._unsupported:
+            if self._buffers is None and not self._unsupported:
                 try:
-                    self._slots = Slots()
+                    self._buffers = Buffers()
                 except (AttributeError, OSError):
                     self._unsupported = True  # macOS has no memfd_create
-            return self._slots
+            return self._buffers
 
     def _meet(self, identity: np.ndarray) -> np.ndarray:
         return np.array(self._reader.meet(identity.tobytes()))
@@ -75,11 +75,11 @@ class _Process:
     def _send(self, values: np.ndarray) -> np.ndarray:
         self._reader.let_go()
         data = values.reshape(-1).view(np.uint8)
-        if self._slots is not None and self._sends:
+        if self._buffers is not None and self._sends:
             try:
-                return np.frombuffer(self._slots.write(data), np.uint8)
+                return np.frombuffer(self._buffers.write(data), np.uint8)
             except OSError:
-                pass  # there is no memory or no descriptor for a slot: the data is the message
+                pass  # there is no memory or no descriptor for a buffer: the data is the message
         return data
 
     def _receive(self, message: np.ndarray, kind: np.ndarray) -> np.ndarray:
@@ -94,7 +94,7 @@ _process = _Process()
 
 
 def register() -> None:
-    """Lets this task send and receive tensors in slots."""
+    """Lets this task send and receive tensors in buffers."""
     _process.register()
 
 
@@ -102,7 +102,7 @@ def meeting(worker: int, devices: Sequence[str]) -> Callable[[], tf.Tensor]:
     """Returns a function for a worker: it and each ps open each other's memory. It returns whether all of them can.
 
     The function has to run on each worker before it sends or receives, and again if its process is another one. A ps
-    sends in slots as long as all workers can read them.
+    sends in buffers as long as all workers can read them.
 
     Args:
         worker: the index of the worker.
@@ -129,7 +129,7 @@ def on_one_host(addresses: Sequence[str]) -> bool:
 
 
 def send(values: tf.Tensor) -> tf.Tensor:
-    """Writes a tensor to a slot; returns the message about it.
+    """Writes a tensor to a buffer; returns the message about it.
 
     The calls of Python save nothing for tensors below about 1 MiB.
     """

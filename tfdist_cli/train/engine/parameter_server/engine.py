@@ -33,7 +33,7 @@ from tfdist_cli.train.engine.parameter_server.context import (
     raise_cause,
 )
 from tfdist_cli.train.engine.parameter_server.lockstep.data_position import set_position
-from tfdist_cli.train.engine.parameter_server.transport import Transport
+from tfdist_cli.train.engine.parameter_server.transport import Transport, has_large
 from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, check_updates_within, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
 from tfdist_cli.train.layers.dynamic_tables import require_row_updates
@@ -118,8 +118,8 @@ class ParameterServerEngine:
         """Steps in an execution."""
         self._read = Consumed()
         self._share: Sharing = "split"
-        self._shared = self._share_memory()
-        self._context = self._new_context(rules)
+        self._scope = worker_device_scope()
+        self._context = self._new_context(rules, shared=self._share_memory())
         self._updates = self._rule(self._context)
         self._choose_jit()
         reason = None if step.updates_within else why_not_fused(optimizer, parameters)
@@ -138,13 +138,14 @@ class ParameterServerEngine:
             self.max_steps_per_execution = min(self.max_steps_per_execution, _MAX_STEPS_TOGETHER)
 
     def _share_memory(self) -> bool:
-        """Whether large variables cross between workers and ps in memory that they share: all are on one host."""
-        if worker_device_scope() is not nullcontext or not on_one_host(cluster_addresses()):
+        """Whether large variables, if there are any, cross in memory that workers and ps share: all are on one host."""
+        on_cpus = self._scope is nullcontext
+        if not (on_cpus and has_large(self._step.parameters) and on_one_host(cluster_addresses())):
             return False
         with self.scope():
             return self._workers.share_memory(ps_devices(self._strategy))
 
-    def _new_context(self, rules: Rules) -> ParameterServerContext:
+    def _new_context(self, rules: Rules, *, shared: bool = False) -> ParameterServerContext:
         """The model on its cluster, on the path of execution that the rules choose."""
         step, element_spec = self._step, self._element_spec
         optimizer, parameters = step.optimizer, step.parameters
@@ -155,17 +156,16 @@ class ParameterServerEngine:
         retained = step.retained_state(element_spec)
         min_bytes = rules.embeddings.min_bytes if rows and rules.embeddings else None
         tables = EmbeddingTables(step, element_spec, min_bytes)
-        scope = worker_device_scope()
         own_terms = rules.updates.local_steps > 1 or rules.updates.delay_compensation or step.updates_within
         terms = {} if own_terms else step.terms(element_spec)
         transport = Transport(
             parameters,
             tables.parameter_indices,
             rules.wire,
-            scope,
+            self._scope,
             packed=rules.optimized,
             terms=terms,
-            shared=self._shared and rules.optimized,
+            shared=shared,
         )
         if transport.shares:
             log.info("large variables cross between workers and ps in memory that they share")
@@ -184,7 +184,7 @@ class ParameterServerEngine:
             step.batches_per_update,
             self.workers,
         )
-        step.device_scope = scope
+        step.device_scope = self._scope
         return context
 
     def _take_standard_path(self) -> None:

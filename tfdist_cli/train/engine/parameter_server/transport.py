@@ -330,7 +330,7 @@ class Transport:
         return PushedGradients(packed, pulled.rows, arrived)
 
     def _sent(self, bucket: Bucket, packed: tf.Tensor) -> tf.Tensor:
-        """What crosses of a bucket: the packed values, or the message about the slot that they are in."""
+        """What crosses of a bucket: the packed values, or the message about the buffer that they are in."""
         return send(packed) if self.shared and bucket.is_large else packed
 
     def _received(self, bucket: Bucket, on_wire: tf.Tensor, sent: Sequence[VariableShard]) -> tf.Tensor:
@@ -480,6 +480,12 @@ class Transport:
 
     def _rounded(self, values: tf.Tensor) -> tf.Tensor:
         return values if self._wire_dtype is None else tf.cast(values, self._wire_dtype)
+
+
+def has_large(parameters: Sequence[keras.Variable]) -> bool:
+    """Whether one of some variables would cross in shared memory."""
+    shards = (shard for index, variable in enumerate(parameters) for shard in _shards(index, variable))
+    return any(shard.bytes >= LARGE_SHARED_BYTES for shard in shards)
 
 
 def _shards(parameter: int, variable: keras.Variable) -> list[VariableShard]:
