@@ -81,7 +81,7 @@ def test_workers_that_take_steps_of_their_own_may_be_lost(train):
     assert lost_tasks(done) == [("worker:1", "task"), ("ps:0", "job")]
 
 
-@pytest.mark.rotates(5, 3)
+@pytest.mark.rotates(5, 4)
 def test_servers_lose_their_chief_and_a_worker_that_is_stopped(train):
     """The chief sends the worker a new function just then, and its interpreter waits with it."""
     training = train(SERVERS, "--max-restarts", 5, "--stall-timeout", 15)

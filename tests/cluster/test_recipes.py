@@ -81,7 +81,7 @@ def test_clicks_reach_nearly_the_best_auc_on_parameter_servers(tmp_path):
     assert f"test AUC {reached:.4f} of a best possible {best:.4f}" in launched.stderr
 
 
-@pytest.mark.rotates(5, 3)
+@pytest.mark.rotates(5, 0)
 def test_each_asynchronous_worker_takes_all_rows_as_often_through_losses_and_a_restart(tmp_path, monkeypatch):
     digits_as_mnist.write(tmp_path / "mnist")
     monkeypatch.setenv("MNIST", str(tmp_path / "mnist"))

@@ -124,7 +124,7 @@ def test_a_job_cancelled_outside_saves_and_is_not_submitted_again(lab, tmp_path)
     assert job_fields(lab, job, "JobState") == ["CANCELLED"]
 
 
-@pytest.mark.rotates(5, 3)
+@pytest.mark.rotates(5, 1)
 def test_the_training_continues_from_its_checkpoint_after_a_node_failure(lab, tmp_path):
     yaml = LONG.replace("every_steps: 1000000", "every_steps: 50")
     folder = project(tmp_path, recipe_yaml=yaml)

@@ -126,7 +126,7 @@ class Pods:
         return {line["step"]: line["values"] for line in lines if line["split"] == "test"}
 
 
-@pytest.mark.rotates(5, 3)
+@pytest.mark.rotates(5, 1)
 def test_pods_without_a_volume_resume_after_the_chief_is_killed(cluster, s3, tmp_path):
     pods, roles = Pods(cluster, tmp_path / "pods", s3), {"chief": 1, "ps": 1, "worker": 2}
     codes = pods.kill_chief(pods.start(roles, 1_000_000))
