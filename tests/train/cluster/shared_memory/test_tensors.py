@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist_cli.train.cluster.shared_memory import tensors
 from tfdist_cli.train.cluster.shared_memory.buffers import MESSAGE_BYTES, Buffers
 from tfdist_cli.train.cluster.shared_memory.memory import OthersMemory
+from tfdist_cli.train.tf_compat.data import register_python
 
 SHAPE = (300, 7)
 
@@ -67,6 +68,44 @@ def test_a_variable_may_keep_what_has_arrived(process):
     for number, variable in enumerate(kept):
         variable.assign_add(tf.ones(SHAPE))
         assert set(variable.numpy().flat) == {number + 1.0}
+
+
+def counted(process, name):
+    """Counts the calls of a registered function from now on."""
+    calls, function = [], getattr(process, f"_{name}")
+    register_python(f"buffers_{name}", lambda *arguments: (calls.append(name), function(*arguments))[1])
+    return calls
+
+
+@pytest.mark.parametrize("wanted", ["constants", "equal tensors", "constants in a loop", "nothing"])
+def test_each_message_is_sent_anew_and_only_if_it_is_received(process, wanted):
+    assert met()
+    sends, receives = counted(process, "send"), counted(process, "receive")
+
+    def crossed(values):
+        return tensors.receive(tensors.send(values), values.dtype, values.shape)
+
+    @tf.function
+    def run(values):
+        if wanted == "nothing":
+            crossed(values)
+            return [values]
+        if wanted == "equal tensors":
+            return [crossed(values), crossed(values)]
+        if wanted == "constants":
+            return [crossed(tf.zeros_like(values)), crossed(tf.zeros_like(values))]
+        total = values
+        for _ in tf.range(3):
+            total += crossed(tf.zeros_like(values))
+        return [total]
+
+    for number in range(1, 5):
+        values = tf.fill(SHAPE, float(number))
+        expected = 0.0 if wanted == "constants" else float(number)
+        for received in run(values):
+            assert set(received.numpy().flat) == {expected}
+    each = {"constants": 2, "equal tensors": 2, "constants in a loop": 3, "nothing": 0}[wanted]
+    assert (len(sends), len(receives)) == (4 * each, 4 * each)
 
 
 def test_before_they_have_met_the_data_crosses(process):

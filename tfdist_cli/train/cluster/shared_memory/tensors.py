@@ -72,7 +72,7 @@ class _Process:
             self._sends = all(self._admitted.values())
         return np.array(shared)
 
-    def _send(self, values: np.ndarray) -> np.ndarray:
+    def _send(self, values: np.ndarray, _number: np.ndarray) -> np.ndarray:
         self._reader.let_go()
         data = values.reshape(-1).view(np.uint8)
         if self._buffers is not None and self._sends:
@@ -132,8 +132,13 @@ def send(values: tf.Tensor) -> tf.Tensor:
     """Writes a tensor to a buffer; returns the message about it.
 
     The calls of Python save nothing for tensors below about 1 MiB.
+
+    Each message is for one reader, once: the buffer is free afterwards. So TensorFlow's graph optimizer may neither
+    compute the message of a constant in advance, such as the zeros of a variable without a gradient, nor use one
+    message for two equal tensors. A random number prevents both. A message that nobody receives is still left out.
     """
-    (message,) = call_registered(_SEND, [values], [tf.uint8], stateless=True)
+    number = tf.raw_ops.RandomUniformInt(shape=[1], minval=0, maxval=2, seed=1)
+    (message,) = call_registered(_SEND, [values, number], [tf.uint8], stateless=True)
     return tf.ensure_shape(message, [None])
 
 
