@@ -101,7 +101,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "trainer": {
             *("checkpoint", "cluster", "data", "engine", "layers", "model", "optimizers", "tf_compat", "variables"),
         },
-        "prediction": {"cluster", "data", "engine", "model", "tf_compat", "trainer"},
+        "prediction": {"cluster", "data", "engine", "model", "tf_compat", "trainer", "variables"},
     },
 }
 """What each folder of a part may import beside itself, within the part."""

@@ -77,4 +77,16 @@ nested = Nested()
 tfdist.fit(model, (X, X[:, :1]), callbacks=[nested])
 found["nested"] = nested.found
 found["after"] = difference(tfdist.predict(model, X), model.predict(X, verbose=0))
+expected, chiefs = model.predict(X, verbose=0), model.get_weights()
+if not tfdist.is_chief():
+    model.set_weights([value + 1 for value in chiefs])
+found["others' weights differ"] = difference(tfdist.predict(model, X), expected)
+twice = dense()
+with SCOPE():
+    twice.compile("sgd", "mse")
+twice.set_weights([value * 2 for value in chiefs])
+if tfdist.is_chief():
+    model.set_weights([value * 2 for value in chiefs])
+scores = [tfdist.evaluate(model, (X, X[:, :1]))["loss"], twice.evaluate(X, X[:, :1], verbose=0)]
+found["the chief's weights differ"] = difference(*map(np.float32, scores))
 print(json.dumps(found))

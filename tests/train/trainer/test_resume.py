@@ -222,7 +222,6 @@ def resumed(folder, workers, steps, *, synchronous=True, epochs=5, config=Mappin
         synchronous=synchronous,
         sharers=workers,
         total=lambda values: values,
-        share_variables=lambda: None,
     )
     checkpoints = CheckpointConfig(CheckpointFolder(folder))
     config = TrainingConfig(lambda _: None, steps, epochs=epochs, checkpoints=checkpoints, **config)
@@ -242,9 +241,6 @@ class TwoWorkers:
 
     def total(self, values):
         return values
-
-    def share_variables(self):
-        pass
 
     def count(self, data, shards):
         self.asked += 1

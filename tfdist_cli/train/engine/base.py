@@ -273,7 +273,7 @@ class Engine(Protocol):
         """The sum of `values`, float64, over the tasks that run the loop. All of them have to call it."""
 
     def share_variables(self) -> None:
-        """Copies the chief's variables to every task that runs the loop. All of them have to call it."""
+        """Copies the chief's variables to every task that runs the loop, where they differ. All have to call it."""
 
     def share_changes(self) -> None:
         """Copies the variables that callbacks, on the chief, have assigned since the last call, like `share_variables`.

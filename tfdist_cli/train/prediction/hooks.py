@@ -8,16 +8,16 @@ from functools import cached_property
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.prediction.function import Leaves
 from tfdist_cli.train.prediction.groups import Groups
-from tfdist_cli.train.prediction.mirrored import WORD, summing
+from tfdist_cli.train.prediction.mirrored import summing
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_predicted_batches
 from tfdist_cli.train.trainer.config.training import Verbose
 from tfdist_cli.train.trainer.sigterm import end_if_terminated
+from tfdist_cli.train.variables.chiefs_values import copy_from_chief, differing
 
 
 def _ended_by_sigterm(groups: Iterator[Leaves]) -> Iterator[Leaves]:
@@ -67,12 +67,13 @@ class Hooks:
         call = keras.callbacks.CallbackList(own, model=self.model, verbose=self.verbose, epochs=1, steps=groups.length)
         self.model.stop_predicting = False
         call.on_predict_begin()
-        self._share_variables()
+        self._share_variables()  # a program may have loaded its weights on one task alone
         outputs, all_found = predict()
         found = _ended_by_sigterm(all_found)
         collected = list(self._batch_by_batch(groups, outputs, found, call) if self.each_batch else found)
         call.on_predict_end()
-        self._share_variables()
+        if self.present:
+            self._share_variables()
         return outputs, collected
 
     def _batch_by_batch(
@@ -104,17 +105,10 @@ class Hooks:
         return bool(self._sum(tf.constant([int(own and self.context.environment.is_chief)], tf.int64))[0])
 
     def _share_variables(self) -> None:
-        """Copies the model's variables from the chief to the other tasks: its callbacks may have assigned some."""
-        if self._sum is None or not self.present:
+        """Copies the chief's values to the other tasks' variables, if there are tasks and values differ."""
+        if self._sum is None:
             return
-        values = [np.asarray(variable.value) for variable in self.model.variables]
-        packed = b"".join(value.tobytes() for value in values)
-        packed += bytes(-len(packed) % WORD)
-        numbers = np.frombuffer(packed, np.int64)
-        sent = numbers if self.context.environment.is_chief else np.zeros_like(numbers)
-        received, start = np.asarray(self._sum(tf.constant(sent))).tobytes(), 0
-        with self.context.strategy.scope():
-            for variable, value in zip(self.model.variables, values, strict=True):
-                ended = start + value.nbytes
-                variable.value.assign(np.frombuffer(received[start:ended], value.dtype).reshape(value.shape))
-                start = ended
+        is_chief, scope = self.context.environment.is_chief, self.context.strategy.scope
+        copy_from_chief(
+            differing(self.model.variables, self._sum, is_chief=is_chief), self._sum, scope, is_chief=is_chief
+        )

@@ -91,6 +91,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
             step.build(spec)
             engine = select_engine(context, step, spec, Rules())
         check_same_arrays({"data to evaluate": function}, engine.total, is_chief=engine.is_chief)
+        engine.share_variables()  # a program may have loaded its weights on one task alone
         emit("state", state="evaluating")
         needs = CallbackNeeds.of_chief(engine, listed)
         own = listed if engine.is_chief else []

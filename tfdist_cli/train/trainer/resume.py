@@ -66,7 +66,7 @@ class EpochPosition:
 
 
 def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) -> tuple[StartPoint, TrainingConfig]:
-    """Restores the newest undamaged checkpoint on the chief, and sends it to the other tasks.
+    """Restores the newest undamaged checkpoint on the chief; the loop sends its variables to the other tasks.
 
     Returns:
         The start, and the configuration with the length of the data, if it was found or is counted now.
@@ -83,8 +83,6 @@ def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) 
         return StartPoint(), config
     own = _counts(checkpoint.state, engine, config) if checkpoint else (0, 0, 0)
     done, origin, batches = (int(number) for number in engine.total(np.array(own, np.float64)))
-    if done:
-        engine.share_variables()
     return StartPoint(done, origin, batches, checkpoint), config
 
 

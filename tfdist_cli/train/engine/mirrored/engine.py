@@ -47,6 +47,7 @@ from tfdist_cli.train.optimizers.apply import (
 from tfdist_cli.train.tf_compat.distribute import updates_apart
 from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
 from tfdist_cli.train.tf_compat.op_errors import summary
+from tfdist_cli.train.variables.chiefs_values import copy_from_chief, differing
 from tfdist_cli.train.variables.replicas import assigned_variables
 
 log = logging.getLogger("tfdist")
@@ -279,7 +280,7 @@ class MirroredEngine:
     def share_variables(self) -> None:
         """See `Engine.share_variables`."""
         if self.workers > 1:
-            self._share(self._variables())
+            self._share(differing(self._variables(), self._collectives.sum, is_chief=self.is_chief))
 
     def share_changes(self) -> None:
         """See `Engine.share_changes`."""
@@ -293,16 +294,7 @@ class MirroredEngine:
         return self._step.parameters + self._step.state + self._step.optimizer_variables
 
     def _share(self, variables: list[keras.Variable]) -> None:
-        """Copies some of the chief's variables to every task."""
-        for dtype in dict.fromkeys(variable.dtype for variable in variables):
-            group = [variable for variable in variables if variable.dtype == dtype]
-            carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
-            flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in values(group)], axis=0)
-            shared = self._collectives.sum(flat if self.is_chief else tf.zeros_like(flat))
-            parts = tf.split(shared, [int(np.prod(variable.shape)) for variable in group])
-            with self.scope():
-                for variable, part in zip(group, parts, strict=True):
-                    variable.value.assign(tf.cast(tf.reshape(part, variable.shape), dtype))
+        copy_from_chief(variables, self._collectives.sum, self.scope, is_chief=self.is_chief)
         self._assigned.clear()
 
     def settle(self, step: int) -> None:
