@@ -126,6 +126,18 @@ def test_a_users_own_program_trains_in_each_task(tmp_path, cluster, task, steps)
     assert done.processes_left == []
 
 
+@pytest.mark.rotates(5)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_task_that_exits_before_it_joins_fails_the_launch_long_before_the_start_timeout(tmp_path, index):
+    folder = project(tmp_path, MIRRORED)
+    leaves = f"import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index'] == {index}: raise SystemExit\n"
+    (folder / "train.py").write_text(leaves + PROGRAM)
+    done = launch(folder, "--start-timeout", 1000, "--", sys.executable, "train.py")
+    assert done.code == 1, done.stderr
+    assert f"worker:{index} failed: exit code 0, before the training was done" in done.stderr
+    assert done.processes_left == []
+
+
 FAILURES = {
     "error in model": (
         RECIPE.replace("    network = ", "    raise KeyError('my own mistake')\n    network = "),

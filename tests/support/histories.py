@@ -75,8 +75,8 @@ def resized(*tasks, **replicas):
     return ResizeAccepted("request", replicas, tasks)
 
 
-def doing(what):
-    return RecordReceived(CHIEF, {"kind": "state", "state": what})
+def doing(what, task=CHIEF):
+    return RecordReceived(task, {"kind": "state", "state": what})
 
 
 class CheckedHistory(History):

@@ -103,6 +103,39 @@ def test_a_server_that_ends_before_the_chief_is_a_failure_whatever_its_code(serv
     assert job.state.exit_code == {0: 1, 1: 1, -9: 137}[code]
 
 
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_a_task_that_exits_before_it_joins_has_failed_if_another_waits_for_it(waits_first):
+    job = History(CHIEF, W0, W1, policy=make_policy("multi_worker_mirrored"))
+    job.at(1, doing("starting", W0), doing("starting", CHIEF))
+    exits, waits = Exited(W1, 0), doing("waiting", CHIEF)
+    first, second = (waits, exits) if waits_first else (exits, waits)
+    assert job.at(3, first) == {}
+    assert job.at(4, second) == {CHIEF: TERM, W0: TERM}
+    job.at(5, Exited(CHIEF, 143), Exited(W0, 143))
+    assert job.state.failures == (W1,)
+    assert job.state.exit_code == 1
+
+
+def test_a_task_that_exits_before_it_joins_is_done_if_nobody_waits_for_it():
+    job = History(CHIEF, W0, W1, policy=make_policy("multi_worker_mirrored"))
+    assert job.at(3, Exited(W1, 0), doing("training", CHIEF), Exited(W0, 0)) == {}
+    job.at(4, Exited(CHIEF, 0))
+    assert job.state.exit_code == 0
+
+
+def test_a_task_that_has_trained_may_exit_while_another_waits():
+    job = History(CHIEF, W0, policy=make_policy("multi_worker_mirrored"))
+    assert job.at(3, doing("training", W0), Exited(W0, 0), doing("waiting", CHIEF)) == {}
+
+
+def test_a_task_that_was_awaited_restarts_with_the_others():
+    job = History(CHIEF, W0, policy=make_policy("multi_worker_mirrored", max_restarts=1))
+    job.at(3, doing("waiting", CHIEF))
+    assert job.at(4, Exited(W0, 0)) == {CHIEF: TERM}
+    job.at(5, Exited(CHIEF, 143))
+    assert job.state.phase is Phase.PAUSED
+
+
 def test_the_first_failure_gives_the_exit_code_and_the_others_are_consequences():
     job = History(*PS_TASKS)
     assert job.at(5, Exited(PS, -9)) == {CHIEF: TERM}

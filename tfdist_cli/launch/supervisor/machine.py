@@ -5,7 +5,8 @@ It has no clock and no processes. Its rules, on which the documentation and the 
 * The *deciding* tasks are the chief with `parameter_server`, and every training task otherwise. The training is done
   when each of them has exited with code 0.
 * These are failures: a deciding task that exits with another code; a ps or worker of `parameter_server`, or a task of
-  tf.data's service, that exits before the chief has reported that it is done; a stalled task that the launcher kills.
+  tf.data's service, that exits before the chief has reported that it is done; a deciding task that exits, whatever its
+  code, before it has joined the cluster in which another one waits for it; a stalled task that the launcher kills.
   The restart policy of the task's role follows: the task restarts alone, all tasks restart, or the job ends. See
   `restarts.py` for when a restart is useful. A failed evaluator never ends the training.
 * After the training the evaluator has limited time for the last checkpoint. Then every task gets SIGTERM, and SIGKILL
@@ -55,9 +56,11 @@ from tfdist_cli.launch.supervisor.profiling import ANSWERS, with_profile, withou
 from tfdist_cli.launch.supervisor.restarts import decide_restart
 from tfdist_cli.launch.supervisor.stall import find_stalled, with_heartbeat, with_progress, with_silent_tasks
 from tfdist_cli.launch.supervisor.state import (
+    BEFORE_JOINING,
     EVALUATING,
     KILL_TIMEOUT,
     NOT_TRAINING_YET,
+    WAITING,
     JobPolicy,
     JobState,
     LostTask,
@@ -97,7 +100,7 @@ def _after(state: JobState, event: Event, now: float) -> Step:
         case Exited():
             return _exited(state, event, now)
         case Queued() | Started() | RecordReceived():
-            return _reported(state, event, now), ()
+            return _after_report(_reported(state, event, now), event, now)
         case SignalReceived():
             return _signalled(state, event.signum, now)
         case ResizeAccepted() | ProfileAccepted():
@@ -203,10 +206,31 @@ def _exit_status(state: JobState, name: TaskId, task: TaskState) -> Status:
         return Status.FAILED if task.code else Status.DONE
     if state.phase is Phase.RUNNING:
         may_exit = state.policy.decides(name) or state.deciding_tasks_done or _deciding_task_fails(state)
-        return Status.DONE if task.code == 0 and may_exit else Status.FAILED
+        awaited = _is_awaited(state, name, task)
+        return Status.DONE if task.code == 0 and may_exit and not awaited else Status.FAILED
     if state.failing and task.code != 0:
         return Status.FAILED
     return Status.DONE if task.code == 0 else Status.STOPPED
+
+
+def _is_awaited(state: JobState, name: TaskId, task: TaskState) -> bool:
+    """Whether a deciding task has reported nothing of joining the cluster, and another one waits for that."""
+    if not state.policy.decides(name) or task.reported_state not in BEFORE_JOINING:
+        return False
+    return any(state.tasks[each].reported_state == WAITING and state.policy.decides(each) for each in state.alive)
+
+
+def _after_report(state: JobState, event: Queued | Started | RecordReceived, now: float) -> Step:
+    """If a task waits for the others now, one of them that has exited with code 0, and never joined, has failed."""
+    waits = isinstance(event, RecordReceived) and event.record.get("state") == WAITING
+    if not waits or state.phase is not Phase.RUNNING:
+        return state, ()
+    done = (name for name, task in state.tasks.items() if task.status is Status.DONE)
+    awaited = next((name for name in done if _is_awaited(state, name, state.tasks[name])), None)
+    if awaited is None:
+        return state, ()
+    task = replace(state.tasks[awaited], status=Status.FAILED)
+    return _failed(_with(state, awaited, task), awaited, now)
 
 
 def _deciding_task_fails(state: JobState) -> bool:

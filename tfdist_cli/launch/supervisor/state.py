@@ -20,6 +20,10 @@ NOT_TRAINING_YET = "the training has not begun"
 """Why no worker can join before the chief has reported that it takes some."""
 EVALUATING = "evaluating"
 """The state that a task reports while it scores validation data."""
+WAITING = "waiting"
+"""The state that a task reports while it waits for the others to join the cluster."""
+BEFORE_JOINING = ("", "starting")
+"""What a task has last reported before it joins the cluster."""
 KILL_TIMEOUT = 20.0
 """Seconds from SIGKILL until a process in an uninterruptible wait has exited, and a scheduler has reported it."""
 
