@@ -134,7 +134,8 @@ def test_a_task_that_exits_before_it_joins_fails_the_launch_long_before_the_star
     (folder / "train.py").write_text(leaves + PROGRAM)
     done = launch(folder, "--start-timeout", 1000, "--", sys.executable, "train.py")
     assert done.code == 1, done.stderr
-    assert f"worker:{index} failed: exit code 0, before the training was done" in done.stderr
+    failed = [(task["task"], task["code"]) for task in done.report["tasks"] if task["status"] == "failed"]
+    assert failed == [(f"worker:{index}", 0)]
     assert done.processes_left == []
 
 
