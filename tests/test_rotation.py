@@ -23,9 +23,9 @@ class Item:
 
 
 def days_of(items):
-    """The days on which each test runs, of ten days in turn."""
+    """The days on which each test runs, of as many in turn that all turns are complete."""
     run = {item.nodeid: [] for item in items}
-    for today in range(700_000, 700_000 + 2 * DAYS):
+    for today in range(700_000, 700_000 + SLOW_DAYS * DAYS):
         for item in set(items) - left_out(items, today):
             run[item.nodeid].append(today % DAYS)
     return run
@@ -33,13 +33,13 @@ def days_of(items):
 
 def test_each_case_has_a_day():
     days = days_of([Item("a.py::test", str(case), DAYS) for case in range(12)])
-    assert all(len(own) == 2 and len(set(own)) == 1 for own in days.values())
+    assert all(len(own) == SLOW_DAYS and len(set(own)) == 1 for own in days.values())
     assert sorted(Counter(own[0] for own in days.values()).values()) == [2, 2, 2, 3, 3]
 
 
 def test_a_day_may_be_named_and_other_tests_run_each_day():
     days = days_of([Item("a.py::test", "x", DAYS, 3), Item("a.py::test", "y")])
-    assert days == {"a.py::test[x]": [3, 3], "a.py::test[y]": [*range(DAYS)] * 2}
+    assert days == {"a.py::test[x]": [3] * SLOW_DAYS, "a.py::test[y]": [*range(DAYS)] * SLOW_DAYS}
 
 
 def test_slow_tests_and_those_of_clusters_take_turns():
@@ -53,9 +53,9 @@ def test_slow_tests_and_those_of_clusters_take_turns():
         ]
     )
     counts = {name: len(own) for name, own in days.items()}
-    assert {counts[f"{file}.py::test[{case}]"] for file in "ab" for case in cases} == {2 * DAYS / SLOW_DAYS}
-    assert counts["c.py::test[x]"] == 2 * DAYS
-    assert days["d.py::test[x]"] == [3, 3]
+    assert {counts[f"{file}.py::test[{case}]"] for file in "ab" for case in cases} == {DAYS}
+    assert counts["c.py::test[x]"] == SLOW_DAYS * DAYS
+    assert days["d.py::test[x]"] == [3] * SLOW_DAYS
 
 
 def test_first_cases_have_all_days():

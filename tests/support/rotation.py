@@ -1,6 +1,6 @@
 """Tests that take turns: a case of a test with the mark `rotates` runs on one day of a few.
 
-Slow tests, and those of clusters, take turns of two days without that mark: there are more than a thousand of them.
+Slow tests, and those of clusters, take turns of three days without that mark: there are more than a thousand of them.
 """
 
 import zlib
@@ -11,7 +11,7 @@ import pytest
 
 DAYS = 5
 """After so many days each case has run."""
-SLOW_DAYS = 2
+SLOW_DAYS = 3
 """The same of slow tests, and of clusters, without the mark. One with the mark `rotates(1)` runs each day."""
 
 
