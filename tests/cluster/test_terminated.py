@@ -49,6 +49,30 @@ def test_sigterm_in_an_evaluation_saves_and_ends(roles, mode, where, cluster):
     assert again[signalled[0]].result == [40, [0, 1]]
 
 
+SCOPE = """
+import signal, sys
+from pathlib import Path
+import tfdist_cli as tfdist
+with tfdist.scope():
+    Path(sys.argv[1]).touch()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.rotates(3)
+def test_sigterm_ends_mirrored_tasks_outside_of_a_training(cluster):
+    tasks = cluster(**MIRRORED)
+    (tasks.folder / "scope.py").write_text(SCOPE)
+    for task in tasks.tasks:
+        tasks.start([sys.executable, "scope.py", str(tasks.folder / task)], task)
+    for task in tasks.tasks:
+        tasks.await_path(task, tasks.folder / task)
+    for task in tasks.tasks:
+        tasks.processes[task].send_signal(signal.SIGTERM)
+    assert [tasks.code_of(task, timeout=25) for task in tasks.tasks] == [-signal.SIGTERM] * 2, tasks.outputs()
+
+
 PROGRAM = """
 import signal, sys
 if sys.argv[1] != "none":

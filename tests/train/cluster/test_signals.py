@@ -1,5 +1,6 @@
 """A signal ends a wait of the main thread, whichever thread receives it."""
 
+import ctypes
 import signal
 import socket
 import threading
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from tfdist_cli.train.cluster.signals import interruptible_waits
+from tfdist_cli.train.cluster.signals import interruptible_waits, sigterm_kept
 
 LONG = 10.0
 
@@ -84,3 +85,17 @@ def test_another_thread_installs_nothing():
     thread.start()
     thread.join()
     assert handlers == [before]
+
+
+def test_a_handler_that_python_does_not_know_of_is_replaced_by_that_of_before():
+    received, ignored = [], ctypes.c_void_p(1)  # SIG_IGN of C
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with sigterm_kept():
+            ctypes.CDLL(None).signal(int(signal.SIGTERM), ignored)
+            signal.raise_signal(signal.SIGTERM)
+            assert not received
+        signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -42,7 +42,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     wait_until_exited,
 )
 from tfdist_cli.train.cluster.shared_memory import tensors as shared_memory
-from tfdist_cli.train.cluster.signals import interruptible_waits
+from tfdist_cli.train.cluster.signals import interruptible_waits, sigterm_kept
 from tfdist_cli.train.cluster.tensorflow_setup import (
     check_gpus,
     configure,
@@ -383,7 +383,8 @@ def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[i
 
 
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
-    strategy = multi_worker_strategy(environment)
+    with sigterm_kept():
+        strategy = multi_worker_strategy(environment)
     replicas.record_assignments(strategy)
     keras_model.adapt(strategy)
     all_reduce = _make_all_reduce(environment, links)

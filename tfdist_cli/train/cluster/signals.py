@@ -15,6 +15,23 @@ _AGAIN = 0.05
 
 
 @contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Keeps what SIGTERM does in this process, whatever TensorFlow does within the context.
+
+    The preemption notifier of TensorFlow's coordination service installs a handler, which Python does not know of. It
+    notes the signal for those who ask, and the process continues: `kill`, a launcher or a scheduler could not end it.
+
+    In another thread than the main one, Python installs no handlers, and this does nothing.
+    """
+    try:
+        yield
+    finally:
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
 def interruptible_waits() -> Iterator[None]:
     """Within the context, every signal with a Python handler interrupts a wait of the main thread.
 
