@@ -54,7 +54,8 @@ def test_each_workers_figures_are_sent_at_the_end(clock, monkeypatch):
         clock.seconds += 0.5
         for name in names if number else names[:-1]:
             steps = 20 if name == "worker:0" else 10
-            progress.count(Execution(0, np.zeros(steps), np.zeros(1), {name: steps}, {name: 8 * steps}, 0, {}))
+            counts = {name: steps}, {name: 8 * steps}
+            progress.count(Execution(0, np.zeros(steps), np.zeros(1), *counts, ended=clock.seconds))
     progress.finish()
     assert [kind for kind, _ in sent] == ["workers", "workers", "result"]
     workers = {name: figures for _, fields in sent[:-1] for name, figures in fields["workers"].items()}
@@ -62,6 +63,22 @@ def test_each_workers_figures_are_sent_at_the_end(clock, monkeypatch):
     assert workers["worker:0"] == [60, 480, 40.0]
     assert workers["worker:9"] == [30, 240, 20.0]
     assert workers["worker:59"] == [20, 160, 20.0]  # it joined later
+
+
+def test_a_rate_is_measured_from_the_ends_of_executions_that_are_counted_together(clock, monkeypatch):
+    sent = []
+    monkeypatch.setattr("tfdist_cli.train.trainer.reporting.emit", lambda kind, **fields: sent.append((kind, fields)))
+    progress = ProgressReporter(None, engine=SimpleNamespace(is_chief=True), first=0, total=3, epochs=1)
+    attempt = []
+    for number in range(3):
+        clock.seconds += 0.5
+        counts = {"worker:0": 1}, {"worker:0": 8}
+        attempt.append(Execution(number, np.zeros(1), np.zeros(1), *counts, ended=clock.seconds))
+    for execution in attempt:
+        clock.seconds += 0.001
+        progress.count(execution)
+    progress.finish()
+    assert sent[0][1]["workers"] == {"worker:0": [3, 24, 2.0]}
 
 
 def test_the_rates_of_many_workers_are_sent_in_several_records(clock, monkeypatch):

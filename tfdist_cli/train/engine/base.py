@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,7 @@ class Execution:
         reports: what each worker did, if workers differ.
         gap: the most steps that a worker has been ahead of the slowest so far, if this is bounded.
         phases: for each task that trains its seconds and bytes, in the order of `COLUMNS`, if they are measured.
+        ended: when it ended, by `time.monotonic`. The executions of an attempt are yielded together, after its end.
     """
 
     first: int
@@ -91,6 +93,7 @@ class Execution:
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)
     gap: int | None = None
     phases: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ended: float = field(default_factory=time.monotonic, compare=False)
 
     def renamed(self, names: Sequence[str]) -> Execution:
         """Returns it with the workers' names in place of their places among all workers, `worker:0` and so on."""

@@ -44,7 +44,7 @@ class _Counts:
 
 @dataclass
 class _Presence:
-    """When a worker's steps were counted: from the first time, when it had taken `begun` of them, to the last one."""
+    """When a worker's executions ended: from the first one, after which it had taken `begun` steps, to the last one."""
 
     first: float
     begun: int
@@ -161,9 +161,9 @@ class ProgressReporter:
         for counts, more in ((self._steps, execution.steps), (self._examples, execution.examples)):
             for worker, number in more.items():
                 counts[worker] = counts.get(worker, 0) + number
-        now = time.monotonic()
         for worker in execution.steps:
-            self._presence.setdefault(worker, _Presence(now, self._steps[worker], now)).last = now
+            first = _Presence(execution.ended, self._steps[worker], execution.ended)
+            self._presence.setdefault(worker, first).last = execution.ended
 
     def due(self) -> bool:
         """Returns whether to report within an epoch now; the first steps at once, as a sign that the training runs."""
