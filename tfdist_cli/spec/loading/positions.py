@@ -6,7 +6,6 @@ no file can run code, or expand to more than its text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -20,7 +19,7 @@ from tfdist_cli.spec.loading.scalars import Scalar, is_text
 
 DEEPEST = 50
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_NOT_YAML = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_YAML = yaml.reader.Reader.NON_PRINTABLE
 _PLAIN_STYLES = (None, "")
 Mark = Any
 """A position of PyYAML's parser or of libyaml's, with `line` and `column` from 0; or None."""
