@@ -21,7 +21,8 @@ import numpy as np
 ALIGNED = 64
 """TensorFlow uses an array without a copy if its address is a multiple of this."""
 _NAME = "tfdist"
-_IDENTITY = struct.Struct("<qq16s")
+NONCE_BYTES = 16
+_IDENTITY = struct.Struct(f"<qq{NONCE_BYTES}s")
 """A process, a descriptor of it, and the random bytes that its file begins with."""
 IDENTITY_BYTES = _IDENTITY.size
 SMALLEST_REGION = 1 << 20
@@ -100,6 +101,7 @@ class OthersMemory:
 
     def __init__(self, process: int) -> None:
         self.process = process
+        self._first = 0
         self._regions: dict[int, np.ndarray] = {}
 
     @classmethod
@@ -111,11 +113,16 @@ class OthersMemory:
         """
         process, descriptor, nonce = _IDENTITY.unpack(identity)
         memory = cls(process)
+        memory._first = descriptor
         try:
-            found = memory.read(Place(descriptor, 0), len(nonce))
+            found = memory.first(len(nonce))
         except (OSError, ValueError):
             return None
         return memory if secrets.compare_digest(found.tobytes(), nonce) else None
+
+    def first(self, size: int) -> np.ndarray:
+        """Returns the first bytes of the region that identifies it."""
+        return self.read(Place(self._first, 0), size)
 
     def read(self, place: Place, size: int) -> np.ndarray:
         """Returns the bytes of a message, without a copy.
@@ -149,15 +156,18 @@ class Region:
     memory: np.ndarray
 
     @classmethod
-    def identifying(cls) -> tuple[Region, bytes]:
+    def identifying(cls, more: int = 0) -> tuple[Region, bytes]:
         """Returns a region of random bytes, and what another task needs to recognize it, `IDENTITY_BYTES` bytes.
+
+        Args:
+            more: the bytes behind these, which are 0.
 
         Raises:
             AttributeError, OSError: this system cannot share memory, or has none left.
         """
-        nonce = secrets.token_bytes(16)
-        region = cls.new(len(nonce))
-        region.memory[:] = np.frombuffer(nonce, np.uint8)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        region = cls.new(NONCE_BYTES + more)
+        region.memory[:NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
         return region, _IDENTITY.pack(os.getpid(), region.descriptor, nonce)
 
     @classmethod

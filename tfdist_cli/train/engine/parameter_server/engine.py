@@ -138,9 +138,9 @@ class ParameterServerEngine:
             self.max_steps_per_execution = min(self.max_steps_per_execution, _MAX_STEPS_TOGETHER)
 
     def _share_memory(self) -> bool:
-        """Whether large variables, if there are any, cross in memory that workers and ps share: all are on one host."""
-        on_cpus = self._scope is nullcontext
-        if not (on_cpus and has_large(self._step.parameters) and on_one_host(cluster_addresses())):
+        """Whether workers and ps share memory, if it is of use: all are on one host."""
+        useful = self.synchronous or has_large(self._step.parameters)
+        if not (useful and self._scope is nullcontext and on_one_host(cluster_addresses())):
             return False
         with self.scope():
             return self._workers.share_memory(ps_devices(self._strategy))

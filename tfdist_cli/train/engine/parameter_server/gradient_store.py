@@ -189,31 +189,22 @@ class GradientStore:
             timer: measures the phases.
             within: makes the updates of a step that makes them itself.
         """
-        context, (*draws, batches) = self.context, numbers.counts
-        divided = context.step.examples_per_batch is not None  # such workers stay as they are
-        step = context.step if divided else context.step.for_updates_of(batches)
+        context = self.context
         timer.end("wait", ready)
         [batch], lookup = read.batches, read.lookup
         pulled = context.transport.pull(read.sent, after=ready)
         timer.end("data", batch)
         timer.end("pull", pulled.values)
-        state = context.seeds.state_for_step(self._state(ready), numbers.step, numbers.worker, draws)
-        scope = context.tables.parameter_scope(lookup.positions[0])
-        metrics = context.totals.initial_values()
+        state, awaited = self._state(ready), list(ready.values())
         if within:
             within.begin(pulled.values)
-            with counters_read_after(list(ready.values())):
-                result = step.train(pulled.values, state, metrics, batch, scope, within.update)
+            result, report = self.train(read, numbers, pulled.values, state, awaited, within.update)
             within.end()
-            report = self._report(result)
             timer.end("compute", report)
             timer.add_bytes(lambda: context.transport.sizes(lookup, ahead=read.is_sent))
             return StoredGradient(result.loss, within.stored, tf.concat([report, *timer.totals()], axis=0))
-        with counters_read_after(list(ready.values())):
-            result = step.train(pulled.values, state, metrics, batch, scope)
-        self._present = [gradient is not None for gradient in result.gradients]
+        result, report = self.train(read, numbers, pulled.values, state, awaited)
         timer.end("compute", result.gradients)
-        report = self._report(result)
         piggyback = None if self._piggyback_bucket is None else Piggyback(self._piggyback_bucket, report)
         pushed = context.transport.push(result.gradients, pulled, piggyback)
         stored = {**{device: [] for device in self.devices}, **self._staging.put(pushed, keys)}
@@ -223,6 +214,39 @@ class GradientStore:
             return StoredGradient(result.loss, stored, tf.concat([report, *timer.totals()], axis=0))
         with tf.device(self.devices[0]):
             return StoredGradient(result.loss, stored, tf.concat([pushed.piggyback, *timer.totals()], axis=0))
+
+    def train(
+        self,
+        read: ReadBatches,
+        numbers: StepNumbers,
+        parameters: Tensors,
+        state: Tensors,
+        ready: Tensors,
+        update: Callable[..., Tensors] | None = None,
+    ) -> tuple[StepResult, tf.Tensor]:
+        """Trains a batch.
+
+        Args:
+            read: the batch.
+            numbers: the step's.
+            parameters: the values of the parameters, or the rows of tables.
+            state: the values of the model's state.
+            ready: awaited before variables of optimizers are read.
+            update: makes the updates of a step that makes them itself.
+
+        Returns:
+            The result, and its report without phases.
+        """
+        context, (*draws, batches) = self.context, numbers.counts
+        divided = context.step.examples_per_batch is not None  # such workers stay as they are
+        step = context.step if divided else context.step.for_updates_of(batches)
+        state = context.seeds.state_for_step(state, numbers.step, numbers.worker, draws)
+        scope = context.tables.parameter_scope(read.lookup.positions[0])
+        with counters_read_after(ready):
+            result = step.train(parameters, state, context.totals.initial_values(), read.batches[0], scope, update)
+        if update is None:
+            self._present = [gradient is not None for gradient in result.gradients]
+        return result, self._report(result)
 
     def _report(self, result: StepResult) -> tf.Tensor:
         """The packed report of a step, without its phases."""
@@ -251,12 +275,16 @@ class GradientStore:
         if make:
             make(context, by_worker)
         else:
-            pushed = [self.take(own) for own in by_worker]
-            context.apply(context.transport.gradients(pushed, self._piggyback_bucket), self._present)
+            self.apply_mean([self.take(own) for own in by_worker])
         if state is not None:
             context.assign_state(tf.split(state, self._state_sizes) if self._state_sizes else [])
         made = graph.get_operations()[before:]
         return [each for each in made if any(part.dtype == tf.resource for part in each.inputs)]
+
+    def apply_mean(self, pushed: Sequence[PushedGradients]) -> None:
+        """Applies the mean of gradients on the ps."""
+        context = self.context
+        context.apply(context.transport.gradients(pushed, self._piggyback_bucket), self._present)
 
     def take(self, keys: OnEachPs) -> PushedGradients:
         """Takes the gradient that is stored under a key from the store."""

@@ -195,6 +195,11 @@ class Transport:
         self.buckets = list(buckets.values())
 
     @property
+    def has_tables(self) -> bool:
+        """Whether there are tables that are looked up."""
+        return bool(self._tables)
+
+    @property
     def shares(self) -> bool:
         """Whether there is a variable that crosses in shared memory."""
         return self.shared and any(bucket.is_large for bucket in self.buckets)
@@ -246,11 +251,27 @@ class Transport:
         for parameter, shards in enumerate(self.shards):
             if held is not None and parameter not in self._tables:
                 values.append(held[parameter])
-                continue
-            own = [arrived[shard.key] for shard in shards]
-            with self.device_scope():
-                values.append(own[0] if len(own) == 1 else tf.concat(own, axis=0))
+            else:
+                values.append(self._whole([arrived[shard.key] for shard in shards]))
         return Pulled(values, rows, size, sent)
+
+    def _whole(self, shards: Tensors) -> tf.Tensor:
+        with self.device_scope():
+            return shards[0] if len(shards) == 1 else tf.concat(shards, axis=0)
+
+    def shown(self, bucket: Bucket) -> tf.Tensor:
+        """The packed values of a bucket without tables, as they cross; called on its ps."""
+        return self._rounded(_read(bucket.dense, [], []))
+
+    def seen(self, values: Sequence[tf.Tensor]) -> Pulled:
+        """Returns the parameters on a worker that has what `shown` returned for each bucket."""
+        arrived: dict[tuple[int, int], tf.Tensor] = {}
+        with self.device_scope():
+            for bucket, packed in zip(self.buckets, values, strict=True):
+                unpacked = _unpacked(tf.cast(packed, bucket.dtype), [], [], bucket.dense)
+                arrived |= {shard.key: part for shard, part in zip(bucket.dense, unpacked, strict=True)}
+        whole = [self._whole([arrived[shard.key] for shard in shards]) for shards in self.shards]
+        return Pulled(whole, [[] for _ in self.buckets], {}, [])
 
     def sent_ahead(self, lookups: Sequence[Lookup]) -> list[Lookup]:
         """Sends the numbers of the rows of several pulls to the ps: one request in place of one for each of them.
@@ -292,7 +313,41 @@ class Transport:
         with self.device_scope():
             return self._pushed(gradients, pulled, piggyback)
 
+    def packed_gradients(self, gradients: Sequence[Any], pulled: Pulled) -> Tensors:
+        """Packs a worker's gradients as they cross: one tensor for each bucket, see `push`."""
+        with self.device_scope():
+            return [self._rounded(_packed(pieces)) for pieces in self._pieces(gradients, pulled)]
+
+    def arrived(self, packed: Sequence[tf.Tensor]) -> PushedGradients:
+        """The gradients on the ps that have what `packed_gradients` returned, if there are no tables."""
+        whole = []
+        for bucket, own in zip(self.buckets, packed, strict=True):
+            with tf.device(bucket.device):
+                whole.append(tf.cast(own, bucket.dtype))
+        return PushedGradients(whole, [[] for _ in self.buckets])
+
+    def crossing(self, bucket: Bucket) -> tuple[tf.DType, int, int]:
+        """The type in which a bucket without tables crosses, and how many values its variables and gradients have."""
+        values = sum(shard.size for shard in bucket.dense)
+        return self._wire_dtype or bucket.dtype, values, sum(shard.size for shard in bucket.sent_whole)
+
     def _pushed(self, gradients: Sequence[Any], pulled: Pulled, piggyback: Piggyback | None) -> PushedGradients:
+        packed, arrived = [], None
+        all_pieces = self._pieces(gradients, pulled)
+        for index, (bucket, pieces) in enumerate(zip(self.buckets, all_pieces, strict=True)):
+            if piggyback is not None and piggyback.bucket == index:
+                rounded = [self._rounded(piece) for piece in pieces]
+                on_wire = _packed([*rounded, tf.bitcast(piggyback.numbers, rounded[0].dtype)])
+                with tf.device(bucket.device):
+                    arrived = _last_numbers(on_wire, int(piggyback.numbers.shape[0]))
+            else:
+                on_wire = self._sent(bucket, self._rounded(_packed(pieces)))
+            with tf.device(bucket.device):
+                packed.append(tf.cast(self._received(bucket, on_wire, bucket.sent_whole), bucket.dtype))
+        return PushedGradients(packed, pulled.rows, arrived)
+
+    def _pieces(self, gradients: Sequence[Any], pulled: Pulled) -> list[Tensors]:
+        """What is sent of each bucket: the gradients of its variables and the sums of their terms."""
         by_shard: dict[tuple[int, int], tf.Tensor] = {}
         terms: dict[tuple[int, int], tf.Tensor] = {}
         together = [self._summed_together(bucket, gradients) for bucket in self.buckets]
@@ -305,29 +360,21 @@ class Transport:
             is_table = parameter in self._tables
             counts = [pulled.counts.get(shard.key) for shard in shards]
             sizes = counts if is_table else [shard.shape[0] for shard in shards if shard.shape]
-            value, found = pulled.values[parameter], gradients[parameter]
-            by_shard |= _by_shard(shards, dense(found, value, counts if is_table else None), sizes)
+            value, own = pulled.values[parameter], gradients[parameter]
+            by_shard |= _by_shard(shards, dense(own, value, counts if is_table else None), sizes)
             if parameter in self.terms:
-                terms |= _by_shard(shards, self._terms_of(parameter, found, value), sizes)
-        packed, arrived = [], None
-        for index, bucket in enumerate(self.buckets):
-            if together[index]:
+                terms |= _by_shard(shards, self._terms_of(parameter, own, value), sizes)
+        found = []
+        for bucket, of_tables in zip(self.buckets, together, strict=True):
+            if of_tables:
                 pieces = self._sums_of_tables(bucket, gradients, pulled)
             else:
                 pieces = [by_shard[shard.key] for shard in bucket.tables]
                 pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.tables)]
             pieces += [by_shard[shard.key] for shard in bucket.dense]
             pieces += [terms[shard.key] for shard in bucket.with_terms(bucket.dense)]
-            if piggyback is not None and piggyback.bucket == index:
-                pieces = [self._rounded(piece) for piece in pieces]
-                on_wire = _packed([*pieces, tf.bitcast(piggyback.numbers, pieces[0].dtype)])
-                with tf.device(bucket.device):
-                    arrived = _last_numbers(on_wire, int(piggyback.numbers.shape[0]))
-            else:
-                on_wire = self._sent(bucket, self._rounded(_packed(pieces)))
-            with tf.device(bucket.device):
-                packed.append(tf.cast(self._received(bucket, on_wire, bucket.sent_whole), bucket.dtype))
-        return PushedGradients(packed, pulled.rows, arrived)
+            found.append(pieces)
+        return found
 
     def _sent(self, bucket: Bucket, packed: tf.Tensor) -> tf.Tensor:
         """What crosses of a bucket: the packed values, or the message about the buffer that they are in."""

@@ -107,6 +107,8 @@ class Workers(Sequence[Any]):
         self._prepare: Prepare | None = None
         self._ps: Sequence[str] = ()
         """The ps that share memory with all workers."""
+        self.share_memory_now = False
+        """Whether all workers share memory with all ps, those included that are about to join."""
         self._met: dict[int, Any] = {}
         """The answer of each worker that was asked whether it does; a worker that is started again is asked again."""
         self._goes_on = threading.Event()
@@ -147,6 +149,7 @@ class Workers(Sequence[Any]):
         if not shared:
             self._ps = ()
             self._met.clear()
+        self.share_memory_now = shared
         return shared
 
     def _meet(self, worker: Any) -> None:
@@ -349,6 +352,7 @@ class Workers(Sequence[Any]):
             worker = self._added[task.index] = create_worker(self._coordinator, task.index)
         if self._ps:
             self._meet(worker)  # before it opens its data
+            self.share_memory_now &= _is_true(self._met[task.index], worker)
         keep_alive.watch([request.address])
         data = self._data
         opened = data.open(worker, *self._place(worker)) if data else None
@@ -397,6 +401,14 @@ class Workers(Sequence[Any]):
 
     def _lost(self) -> list[int]:
         return [worker.worker_index for worker in self._active if is_dead(worker)]
+
+
+def _is_true(answer: Any, worker: Any) -> bool:
+    """Waits for a function's answer; False if its worker is lost, or the function fails."""
+    while not wait_for(answer, _CHECK_SECONDS):
+        if is_dead(worker):
+            return False
+    return failure_of(answer) is None and bool(answer.fetch())
 
 
 def _not_reached(task: TaskId, reason: str) -> Refusal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from tfdist_cli.train.engine.parameter_server.context import ParameterServerCont
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore, OnEachPs, StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import data_position, token_queues
 from tfdist_cli.train.engine.parameter_server.lockstep.step_updates import Operations, StepPart, WorkerParts
-from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders, TokenQueues
 from tfdist_cli.train.engine.parameter_server.messages import Commit, LockstepState, StepKind, Token
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.train_step import Tensors
@@ -58,13 +58,18 @@ class LockstepFunctions:
         clear: drops the gradients that lost workers have stored and not committed.
     """
 
+    reports_with_gradients: ClassVar[bool] = True
+    """Whether a step report crosses to the leader behind the gradients of a bucket."""
+
     def __init__(
         self, context: ParameterServerContext, *, divides: bool = False, before: LockstepFunctions | None = None
     ) -> None:
         self._workers, self._most = context.worker_count, context.workers.most
         self._divides = divides
         self.store: GradientStore = (
-            before.store.resized(context) if before else GradientStore(context, reports_to_leader=True)
+            before.store.resized(context)
+            if before
+            else GradientStore(context, reports_to_leader=self.reports_with_gradients)
         )
         self.devices, self.layout = self.store.devices, self.store.layout
         self.parts: list[StepPart] = before.parts if before else self._step_parts(context)
@@ -72,6 +77,10 @@ class LockstepFunctions:
         self.work: Callable[[int], Any] = before.work if before else cache(self._worker_function)
         self.updates = cache(self._update_function)
         self.clear: Callable[[], None] = before.clear if before else tf.function(self._clear, autograph=False)
+
+    def new_orders(self) -> Orders:
+        """Returns what chief, ps and workers send each other in one or several runs."""
+        return TokenQueues(self.devices, self._workers, self.layout.size, divides=self._divides)
 
     def _step_parts(self, context: ParameterServerContext) -> list[StepPart]:
         planned = context.step.updates if context.step.updates_within else ()

@@ -13,6 +13,7 @@ So stale tokens and commits are skipped.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -32,7 +33,68 @@ Handles = dict[str, list[tf.Tensor]]
 """Queues and variables as arguments of a function, by name."""
 
 
-class TokenQueues:
+class Orders(ABC):
+    """What chief, ps and workers of one training send each other; the queues between the chief and the leader.
+
+    Args:
+        bounds: how many numbers an order has for the division of the examples among the workers, see
+            `BatchSizes.bounds`; 0 if they are not divided.
+
+    Attributes:
+        results: on the chief, the step reports of applied chunks: float64, shape (updates, workers, numbers); no
+            numbers at all if no more are wanted.
+    """
+
+    def __init__(self, bounds: int = 0) -> None:
+        with tf.device(CHIEF_DEVICE):
+            self.results = tf.queue.FIFOQueue(-1, [tf.float64])
+            self._orders = tf.queue.FIFOQueue(-1, [tf.int64], [[1 + bounds]])
+
+    @property
+    def of_chief(self) -> Handles:
+        """The queues as arguments of the function that applies updates."""
+        return {"results": [self.results.queue_ref], "orders": [self._orders.queue_ref]}
+
+    @property
+    @abstractmethod
+    def handles(self) -> Handles:
+        """The arguments of the function that applies updates."""
+
+    @abstractmethod
+    def of(self, worker: int) -> Handles:
+        """The arguments of a worker's function."""
+
+    @abstractmethod
+    def start(self, sequence: int) -> None:
+        """Starts a run, before its workers start. Called within the strategy's scope.
+
+        Args:
+            sequence: the run's first sequence number.
+        """
+
+    def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:
+        """Orders a `SINGLE` update, a `CHUNK` of them, or the `END`.
+
+        Args:
+            kind: which of them.
+            bounds: how the examples of these updates are divided among the workers, if they are.
+        """
+        self._orders.enqueue(tf.constant([kind, *bounds], tf.int64))
+
+    @abstractmethod
+    def abort(self, times: int) -> None:
+        """Tells all workers that there is no step.
+
+        Args:
+            times: how many tokens a worker may take before it looks at one.
+        """
+
+    @abstractmethod
+    def close_commits(self) -> None:
+        """Fails the function that waits for commits: there are no more."""
+
+
+class TokenQueues(Orders):
     """The queues and variables of one training.
 
     Args:
@@ -40,13 +102,10 @@ class TokenQueues:
         workers: how many workers there are.
         report: how many numbers a step report is.
         divides: whether the examples of an update are divided among the workers, see `BatchSizes.bounds`.
-
-    Attributes:
-        results: on the chief, the step reports of applied chunks: float64, shape (updates, workers, numbers); no
-            numbers at all if no more are wanted.
     """
 
     def __init__(self, devices: Sequence[str], workers: int, report: int, *, divides: bool = False) -> None:
+        super().__init__((workers + 1) * divides)
         self._tokens: list[list[tf.queue.FIFOQueue]] = []
         self._last = []
         for device in devices:
@@ -59,9 +118,6 @@ class TokenQueues:
             bounds = [0] * (workers + 1)
             self._bounds = [tf.Variable(bounds, dtype=tf.int64, trainable=False)] if divides else []
             self._started = [tf.Variable(-1, dtype=tf.int64, trainable=False) for _ in range(workers)]
-        with tf.device(CHIEF_DEVICE):
-            self.results = tf.queue.FIFOQueue(-1, [tf.float64])
-            self._orders = tf.queue.FIFOQueue(-1, [tf.int64], [[1 + len(bounds) * divides]])
 
     @property
     def handles(self) -> Handles:
@@ -70,8 +126,7 @@ class TokenQueues:
             **{f"tokens{number}": [queue.queue_ref for queue in own] for number, own in enumerate(self._tokens)},
             "last": [variable.handle for variable in self._last],
             "commits": [queue.queue_ref for queue in self._commits],
-            "results": [self.results.queue_ref],
-            "orders": [self._orders.queue_ref],
+            **self.of_chief,
             "bounds": [variable.handle for variable in self._bounds],
         }
 
@@ -94,15 +149,6 @@ class TokenQueues:
             sequence: the run's first sequence number.
         """
         _set_last_tokens([variable.handle for variable in self._last], tf.constant(sequence, tf.int64))
-
-    def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:
-        """Orders a `SINGLE` update, a `CHUNK` of them, or the `END`.
-
-        Args:
-            kind: which of them.
-            bounds: how the examples of these updates are divided among the workers, if they are.
-        """
-        self._orders.enqueue(tf.constant([kind, *bounds], tf.int64))
 
     def abort(self, times: int) -> None:
         """Tells all workers that there is no step.

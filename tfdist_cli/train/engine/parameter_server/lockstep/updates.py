@@ -27,7 +27,8 @@ from tfdist_cli.train.engine.pacing import ArrivalPacing
 from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
-from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, TokenQueues
+from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Orders
 from tfdist_cli.train.engine.parameter_server.messages import StepKind
 from tfdist_cli.train.engine.parameter_server.worker_functions import (
     Messages,
@@ -61,11 +62,17 @@ class LockstepUpdates:
     def __init__(self, context: ParameterServerContext, before: LockstepUpdates | None = None) -> None:
         self._context = context
         self._sizes = _batch_sizes(context)
-        divides, functions = self._sizes is not None, before.functions if before else None
-        self.functions: LockstepFunctions = LockstepFunctions(context, divides=divides, before=functions)
+        self.functions: LockstepFunctions = self._functions(before.functions if before else None)
         self.pace: ArrivalPacing = before.pace if before else ArrivalPacing()
-        self._queues: TokenQueues | None = None
+        self._queues: Orders | None = None
         """None before the first run, and after one that was aborted."""
+
+    def _functions(self, before: LockstepFunctions | None) -> LockstepFunctions:
+        if suits(self._context):
+            same = before if isinstance(before, SharedLockstepFunctions) else None
+            return SharedLockstepFunctions(self._context, before=same)
+        before = None if isinstance(before, SharedLockstepFunctions) else before
+        return LockstepFunctions(self._context, divides=self._sizes is not None, before=before)
 
     def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:
         """Compiles the functions of a run on workers that may still take part in another one: it has no steps.
@@ -75,7 +82,7 @@ class LockstepUpdates:
             iterators: their data.
             size: steps in an execution.
         """
-        queues, self._queues = self._queues or self._new_queues(), None  # not used if this fails
+        queues, self._queues = self._queues or self.functions.new_orders(), None  # not used if this fails
         sequence = next(_runs) * RUN
         scope = self._context.coordinator.strategy.scope
         with scope():
@@ -100,7 +107,7 @@ class LockstepUpdates:
     def run(self, iterators: Any, steps: int, *, first: int, size: int, pause: Pause) -> Iterator[Execution]:
         """See `UpdateRule.run`; it pauses as soon as all ordered updates are applied."""
         context, workers = self._context, self._context.worker_count
-        queues = self._queues = self._queues or self._new_queues()
+        queues = self._queues = self._queues or self.functions.new_orders()
         sequence = next(_runs) * RUN + first * self.functions.sequences
         with context.coordinator.strategy.scope():
             queues.start(sequence)
@@ -112,16 +119,12 @@ class LockstepUpdates:
         with context.coordinator.strategy.scope():
             self.functions.clear()
 
-    def _new_queues(self) -> TokenQueues:
-        functions, divides = self.functions, self._sizes is not None
-        return TokenQueues(functions.devices, self._context.worker_count, functions.layout.size, divides=divides)
-
     def _numbers(self, worker: int, sequence: int, iterators: Any) -> tf.Tensor:
         return tf.constant([worker, sequence, are_per_worker(iterators), *self._context.counts], tf.int64)
 
     def _executions(
         self,
-        queues: TokenQueues,
+        queues: Orders,
         functions: WorkerFunctions,
         messages: Messages[np.ndarray],
         steps: range,
@@ -154,10 +157,10 @@ class LockstepUpdates:
             self.pace.done(len(reports))
             yield sums.execution(int(pause.wanted()), gap=0)
 
-    def _order(self, queues: TokenQueues, kind: StepKind) -> None:
+    def _order(self, queues: Orders, kind: StepKind) -> None:
         queues.order(kind, self._sizes.bounds if self._sizes else ())
 
-    def _start(self, queues: TokenQueues, iterators: Any, size: int, sequence: int, worker: int, _: int) -> Any:
+    def _start(self, queues: Orders, iterators: Any, size: int, sequence: int, worker: int, _: int) -> Any:
         """Starts a worker's function."""
         args = iterators, self._numbers(worker, sequence, iterators), queues.of(worker)
         return self._context.run_on_worker(self._context.workers[worker], self.functions.work(size), args)
@@ -186,7 +189,7 @@ class LockstepUpdates:
             seconds = float(update[-1, -1]) if layout.phases else 0.0
         return seconds
 
-    def _receiving(self, queues: TokenQueues) -> AbstractContextManager[Messages[np.ndarray]]:
+    def _receiving(self, queues: Orders) -> AbstractContextManager[Messages[np.ndarray]]:
         def receive() -> np.ndarray | None:
             reports: np.ndarray = queues.results.dequeue().numpy()
             return reports if reports.size else None
@@ -194,7 +197,7 @@ class LockstepUpdates:
         return receiving(receive, lambda: queues.results.enqueue(tf.zeros([0], tf.float64)))
 
     def _updating(
-        self, queues: TokenQueues, messages: Messages[np.ndarray], size: int, sequence: int
+        self, queues: Orders, messages: Messages[np.ndarray], size: int, sequence: int
     ) -> AbstractContextManager[None]:
         """Runs the function that applies updates, until the `END` is ordered.
 

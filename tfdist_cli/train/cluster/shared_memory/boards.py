@@ -1,0 +1,139 @@
+"""Boards: memory in which a task shows others of its host the same arrays again and again, with new values each time.
+
+A board has two halves, which take turns. So the values of one turn stay until those of the turn after the next one are
+written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, NONCE_BYTES, OthersMemory, Region, aligned
+from tfdist_cli.train.cluster.shared_memory.pipes import Pipe, PipeTo
+
+_NUMBERS = slice(NONCE_BYTES, ALIGNED)
+"""Where a board's numbers are, int64: the place of the pipe of its task, and whether there will be no more values."""
+_DESCRIPTOR, _INODE, _ENDED = range(3)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a board.
+
+    Args:
+        dtype: its type.
+        size: how many numbers it has.
+    """
+
+    dtype: np.dtype
+    size: int
+
+    @property
+    def bytes(self) -> int:
+        """Its bytes."""
+        return self.size * self.dtype.itemsize
+
+
+class Board:
+    """A board of this task, and the pipe in which it receives messages about it and those of others.
+
+    Args:
+        arrays: the arrays of a turn.
+
+    Raises:
+        AttributeError, OSError: this system cannot share memory, or has none left.
+
+    Attributes:
+        identity: what another task needs to open it, `IDENTITY_BYTES` bytes.
+        pipe: the pipe.
+    """
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._places, half = _offsets(arrays)
+        region, self.identity = Region.identifying(ALIGNED - NONCE_BYTES + 2 * half)
+        self.pipe = Pipe()
+        self._descriptor, self._half = region.descriptor, half
+        self._numbers = region.memory[_NUMBERS].view(np.int64)
+        self._numbers[: _INODE + 1] = self.pipe.place
+        self._content = region.memory[ALIGNED:]
+
+    def write(self, turn: int, values: Sequence[np.ndarray], first: int = 0) -> None:
+        """Writes values of a turn.
+
+        Args:
+            turn: its number.
+            values: some arrays.
+            first: the place of the first one among all of them.
+        """
+        start = (turn % 2) * self._half
+        for offset, value in zip(self._places[first:], values, strict=False):
+            data = value.reshape(-1).view(np.uint8)
+            self._content[start + offset : start + offset + len(data)] = data
+
+    def end(self) -> None:
+        """Lets other tasks know that there will be no more values."""
+        self._numbers[_ENDED] = 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` was called."""
+        return bool(self._numbers[_ENDED])
+
+    def close(self) -> None:
+        """Closes memory and pipe. The memory stays for as long as an array of it does."""
+        os.close(self._descriptor)
+        self.pipe.close()
+
+
+class OthersBoard:
+    """A board of another task, or of this one.
+
+    Args:
+        identity: `Board.identity`.
+        arrays: the arrays of a turn.
+
+    Raises:
+        OSError: there is no such board; its task may have ended.
+
+    Attributes:
+        pipe: sends messages to its task.
+    """
+
+    def __init__(self, identity: bytes, arrays: Sequence[Array]) -> None:
+        memory = OthersMemory.opened(identity)
+        if memory is None:
+            raise FileNotFoundError("there is no such board")
+        self._process, self._arrays = memory.process, arrays
+        self._offsets, self._half = _offsets(arrays)
+        content = memory.first(ALIGNED + 2 * self._half)
+        self._numbers = content[_NUMBERS].view(np.int64)
+        self._content = content[ALIGNED:]
+        self.pipe = PipeTo(memory.process, (int(self._numbers[_DESCRIPTOR]), int(self._numbers[_INODE])))
+
+    def read(self, turn: int) -> list[np.ndarray]:
+        """Returns the values of a turn, without a copy."""
+        start = (turn % 2) * self._half
+        return [
+            self._content[start + offset : start + offset + array.bytes].view(array.dtype)
+            for offset, array in zip(self._offsets, self._arrays, strict=True)
+        ]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there will be no more values."""
+        return bool(self._numbers[_ENDED]) or not Path(f"/proc/{self._process}").exists()
+
+    def close(self) -> None:
+        """Closes it here. The memory stays for as long as an array of it does."""
+        self.pipe.close()
+
+
+def _offsets(arrays: Sequence[Array]) -> tuple[list[int], int]:
+    """Where each array begins, and how many bytes they have together."""
+    ends = np.cumsum([0, *(aligned(array.bytes) for array in arrays)]).tolist()
+    return ends[:-1], ends[-1]

@@ -1,0 +1,283 @@
+"""Updates in lockstep of tasks that share memory: what a step needs crosses there, and no request is sent for it.
+
+A worker's function and those of the ps meet in rounds, see `cluster/shared_memory/rounds`: the sequence number of a
+round is that of a step. So a worker's function has operations of its own task alone. The chief orders updates and
+receives their reports as for other tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
+from tfdist_cli.train.cluster.shared_memory.rounds import Layout
+from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine.parameter_server.batches import BatchReader
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.gradient_store import OnEachPs, StepNumbers
+from tfdist_cli.train.engine.parameter_server.lockstep import data_position, token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders
+from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
+from tfdist_cli.train.engine.parameter_server.transport import Bucket, Pulled, PushedGradients
+from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.model.embeddings import Lookup
+from tfdist_cli.train.model.train_step import Tensors
+from tfdist_cli.train.tf_compat.control_flow import after, in_rows
+from tfdist_cli.train.tf_compat.distribute import ps_devices
+from tfdist_cli.train.variables.sharding import parts
+
+_END, _IN_CHUNK, _CHUNK = int(StepKind.END), int(StepKind.IN_CHUNK), int(StepKind.CHUNK)
+
+
+def suits(context: ParameterServerContext) -> bool:
+    """Whether a training can take this way: all of its variables cross whole, and one update makes a step."""
+    step, transport = context.step, context.transport
+    if not (transport.shared and context.workers.share_memory_now) or transport.has_tables:
+        return False
+    if step.updates_within or step.examples_per_batch is not None:
+        return False
+    stored = [parts(variable) for variable in step.state]
+    devices = {bucket.device for bucket in transport.buckets} | {each.device for own in stored for each in own}
+    return devices <= set(ps_devices(context.coordinator.strategy)) and all(len(own) == 1 for own in stored)
+
+
+class SharedOrders(Orders):
+    """The boards of a run, and the queues between the chief and the leader.
+
+    Args:
+        rounds: the operations.
+        workers: how many workers there are.
+    """
+
+    def __init__(self, rounds: Rounds, workers: int) -> None:
+        super().__init__()
+        self._rounds, self._workers = rounds, workers
+        self._ps: Any = None
+        """The identities of the boards of all ps, once the run has started."""
+
+    @property
+    def handles(self) -> Handles:
+        """See `TokenQueues.handles`."""
+        return {"ps": [self._ps], **self.of_chief, "bounds": []}
+
+    def of(self, worker: int) -> Handles:  # noqa: ARG002 they are the same for each worker
+        """See `TokenQueues.of`."""
+        return {"ps": [self._ps]}
+
+    def start(self, sequence: int) -> None:  # noqa: ARG002 a run has boards of its own
+        """See `TokenQueues.start`."""
+        self._ps = self._rounds.opened(tf.constant(self._workers))
+
+    def abort(self, times: int) -> None:  # noqa: ARG002 no worker takes a token before it looks at it
+        """See `TokenQueues.abort`."""
+        self._rounds.aborted(self._ps)
+
+    def close_commits(self) -> None:
+        """See `TokenQueues.close_commits`: `abort` has done so."""
+
+
+class SharedLockstepFunctions(LockstepFunctions):
+    """The functions of tasks that share memory, see `LockstepFunctions`.
+
+    Attributes:
+        rounds: the operations with which they meet.
+    """
+
+    reports_with_gradients = False
+
+    def __init__(self, context: ParameterServerContext, *, before: SharedLockstepFunctions | None = None) -> None:
+        self._state = [parts(variable)[0] for variable in context.step.state]
+        super().__init__(context, before=before)
+        self.rounds: Rounds = before.rounds if before else Rounds(self.devices, self._layout_of_boards())
+        self.clear = lambda: None  # nothing is stored
+
+    def new_orders(self) -> Orders:
+        """See `LockstepFunctions.new_orders`."""
+        return SharedOrders(self.rounds, self._workers)
+
+    @property
+    def _buckets(self) -> Sequence[Bucket]:
+        return self.store.context.transport.buckets
+
+    def _layout_of_boards(self) -> Layout:
+        values: dict[str, list[Array]] = {device: [] for device in self.devices}
+        gradients: dict[str, list[Array]] = {device: [] for device in self.devices}
+        for bucket in self._buckets:
+            dtype, shown, sent = self.store.context.transport.crossing(bucket)
+            values[bucket.device].append(Array(np.dtype(dtype.as_numpy_dtype), shown))
+            gradients[bucket.device].append(Array(np.dtype(dtype.as_numpy_dtype), sent))
+        for part in self._state:
+            values[part.device].append(Array(np.dtype(part.dtype.as_numpy_dtype), int(np.prod(part.shape))))
+        return Layout(list(values.values()), list(gradients.values()), Array(np.dtype(np.float64), self.layout.size))
+
+    def _shown(self, device: str) -> Tensors:
+        """What a ps shows the workers: its variables, then its part of the model's state; called on it."""
+        shown = [self.store.context.transport.shown(bucket) for bucket in self._buckets if bucket.device == device]
+        return shown + [tf.convert_to_tensor(part) for part in self._state if part.device == device]
+
+    def _seen(self, arrays: Sequence[tf.Tensor]) -> tuple[Pulled, Tensors]:
+        """The parameters and the model's state on a worker, of what all ps show."""
+        left, of_device = iter(arrays), {}
+        for device in self.devices:
+            count = sum(each.device == device for each in (*self._buckets, *self._state))
+            of_device[device] = iter([next(left) for _ in range(count)])
+        pulled = self.store.context.transport.seen([next(of_device[bucket.device]) for bucket in self._buckets])
+        return pulled, [tf.reshape(next(of_device[part.device]), part.shape) for part in self._state]
+
+    def _worker_function(self, size: int) -> Any:  # noqa: ARG002 a step of this task alone costs no less with others
+        rounds, store = self.rounds, self.store
+
+        def step(
+            iterator: Any, numbers: tf.Tensor, joined: tf.Tensor, token: tf.Tensor, arrays: Tensors, *start: tf.Tensor
+        ) -> list[Any]:
+            worker, _, _, *counts = tf.unstack(numbers)
+            timer = StepTimer(store.measures_phases, *start)
+            timer.end("wait", token)
+            pulled, state = self._seen(arrays)
+            timer.end("pull", pulled.values)
+            read = BatchReader(store.context, [1], ahead=False).next_round(lambda: next_batch(iterator), [token])
+            timer.end("data", read.batches)
+            own = StepNumbers(worker, self._step_number(token), counts)
+            result, report = store.train(read, own, pulled.values, state, [token])
+            timer.end("compute", result.gradients)
+            committed = self._commit_to_board(joined, token, result.gradients, pulled, report, timer)
+            following, arrays = rounds.await_round(joined, committed + 1)
+            return [following, arrays, *timer.last_time]
+
+        def goes_on(token: tf.Tensor, *_: Any) -> tf.Tensor:
+            return Token(token).kind != _END
+
+        @tf.function(autograph=False)
+        def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
+            worker, first, own_data, *_ = tf.unstack(numbers)
+            joined = rounds.join(worker, handles["ps"][0])
+            token, arrays = rounds.await_round(joined, first)
+            positioned = tf.logical_and(own_data > 0, goes_on(token))
+            token = after(token, [data_position.skip_to(iterator, self._step_number(token), positioned)])
+            start = [token, arrays, *StepTimer(store.measures_phases).last_time]
+            token, *_ = tf.while_loop(goes_on, partial(step, iterator, numbers, joined), start, parallel_iterations=1)
+            data_position.advance_to(self._step_number(token), positioned)
+            return worker
+
+        return work
+
+    def _step_number(self, packed: tf.Tensor) -> tf.Tensor:
+        return Token(packed).sequence % RUN
+
+    def _commit_to_board(
+        self,
+        joined: tf.Tensor,
+        token: tf.Tensor,
+        gradients: Sequence[Any],
+        pulled: Pulled,
+        report: tf.Tensor,
+        timer: StepTimer,
+    ) -> tf.Tensor:
+        """Writes gradients to a worker's board, and commits them; returns the sequence number, when it is done."""
+        packed = self.store.context.transport.packed_gradients(gradients, pulled)
+        sent = [
+            each
+            for device in self.devices
+            for each, bucket in zip(packed, self._buckets, strict=True)
+            if bucket.device == device
+        ]
+        sequence = Token(token).sequence
+        if self.store.measures_phases:
+            written = self.rounds.write(joined, sequence, sent)
+            timer.end("push", written)
+            timer.add_bytes(lambda: self.store.context.transport.sizes(Lookup([], [])))
+            report, sent = tf.concat([report, *timer.totals()], axis=0), []
+        return self.rounds.commit(joined, sequence, report, sent)
+
+    def _update_function(self, size: int) -> Any:
+        leader = self.devices[0]
+
+        def chunk(count: int, handles: Handles, _: tf.Tensor, *sequences: tf.Tensor) -> list[Any]:
+            following, reports = token_queues.next_order(handles)[0], []
+            now = dict(zip(self.devices, sequences, strict=True))
+            for number in range(count):
+                kind = following if number + 1 == count else tf.constant(_IN_CHUNK, tf.int64)
+                report, now = self._update_of_round(handles, now, kind)
+                reports.append(report)
+            with tf.device(leader):
+                result = after(tf.stack(reports), now.values())
+            token_queues.send_results(handles, result)
+            return [following, *now.values()]
+
+        def goes_on(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return kind != _END
+
+        def several(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return kind == _CHUNK
+
+        @tf.function(autograph=False)
+        def updates(handles: Handles, first: tf.Tensor) -> None:
+            kind, _ = token_queues.next_order(handles)
+            begun = []
+            for number, device in enumerate(self.devices):
+                with tf.device(device):
+                    ready = self.rounds.begin(number, handles["ps"][0])
+                    begun.append(self._publish(number, handles, tf.identity(first), kind, [ready]))
+            start = [kind, *begun]
+            if size > 1:
+                in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
+            else:
+                tf.while_loop(goes_on, partial(chunk, 1, handles), start, parallel_iterations=1)
+
+        return updates
+
+    def _publish(self, number: int, handles: Handles, sequence: tf.Tensor, kind: tf.Tensor, done: list[Any]) -> Any:
+        """Lets a round begin on a ps, called on it, when its part of the update before is made."""
+        with tf.control_dependencies(done):
+            shown = self._shown(self.devices[number])
+        return self.rounds.publish(number, handles["ps"][0], sequence, kind, shown)
+
+    def _update_of_round(self, handles: Handles, now: OnEachPs, kind: tf.Tensor) -> tuple[tf.Tensor, OnEachPs]:
+        """Makes the update of a round, and lets the next one begin.
+
+        Args:
+            handles: see `SharedOrders.handles`.
+            now: the sequence number, on each ps.
+            kind: that of the next token.
+
+        Returns:
+            The step reports, on the leader, with the seconds that the update took behind them, if measured; and the
+            next sequence number on each ps, where it has begun.
+        """
+        store, leader = self.store, self.devices[0]
+        gradients: dict[str, list[Tensors]] = {}
+        arrived, reports = {}, None
+        for number, device in enumerate(self.devices):
+            with tf.device(device):
+                own, gradients[device] = self.rounds.collect(number, handles["ps"][0], now[device], self._workers)
+                reports = own if reports is None else reports
+                arrived[device] = store.time_of(device, [own, gradients[device]])
+        with tf.device(leader):
+            state = self.layout.mean_state(reports, tf.ones([self._workers], tf.float64))
+        keys = store.on_each_ps(lambda own: tf.fill([self._workers], own), now)
+        changed = store.apply(keys, state, lambda *_: store.apply_mean(self._pushed(gradients)))
+        following, spans = {}, []
+        for number, device in enumerate(self.devices):
+            done = store.on_device(device, changed)
+            ended = store.time_of(device, [now[device], *done])
+            spans += [end - begin for end, begin in zip(ended, arrived[device], strict=True)]
+            with tf.device(device):
+                following[device] = self._publish(number, handles, now[device] + 1, kind, done)
+        with tf.device(leader):
+            seconds = [tf.fill([self._workers, 1], tf.reduce_max(tf.stack(spans)))] if spans else []
+            return tf.concat([reports, *seconds], axis=1), following
+
+    def _pushed(self, gradients: dict[str, list[Tensors]]) -> list[PushedGradients]:
+        """The gradients of each worker, from the arrays on each ps."""
+        pushed = []
+        for worker in range(self._workers):
+            left = {device: iter(own[worker]) for device, own in gradients.items()}
+            pushed.append(self.store.context.transport.arrived([next(left[each.device]) for each in self._buckets]))
+        return pushed
