@@ -98,6 +98,8 @@ if importlib.util.find_spec("keras_rs"):  # needs Python 3.11
     ONE_WORKER["async/features/sgd/1/rows/spread"] = "async/features/sgd/1"
     TWO_WORKERS["sync/features/sgd/2/rows/spread"] = "async/features/sgd/2"
     TWO_WORKERS["sync/features/adagrad/2/rows/spread"] = "async/features/adagrad/2"
+APART = {case: TWO_WORKERS[case] for case in ("sync/dense/adam/2", "sync/wide/sgd/2", "sync/dense/clipped/2/spread")}
+"""Their tasks share no memory."""
 BY_SPEED = {
     "proportional/dense/adam/2": "async/dense/adam/2",
     "proportional/tables/sgd/2/rows/spread": "async/tables/sgd/2",
@@ -200,6 +202,28 @@ def test_two_workers_equal_one_process_with_twice_the_batch(case, same, two_work
     assert facts["validated"] == 61
 
 
+@pytest.fixture(scope="module")
+def two_workers_apart(request, module_cluster):
+    """The results of 2 workers and 2 ps that share no memory; the first training may fail."""
+    cases = sorted(selected(request, "apart"), key=lambda case: case != FAILS)
+    return trained(module_cluster(chief=1, ps=2, worker=2, apart=True), *cases)
+
+
+@pytest.mark.rotates(5)
+@pytest.mark.parametrize(("apart", "same"), APART.items())
+def test_two_workers_of_other_hosts_equal_one_process_with_twice_the_batch(apart, same, two_workers_apart, one_process):
+    assert two_workers_apart.is_close_to(apart, one_process, same)
+    facts = two_workers_apart.facts[apart]
+    assert (facts["iterations"], facts["losses"], facts["examples"]) == (STEPS, STEPS, STEPS * 2 * BATCH)
+    assert facts["validated"] == 61
+
+
+@pytest.mark.rotates(5, 2)
+@pytest.mark.parametrize("apart", [FAILS])
+def test_an_error_on_a_worker_of_another_host_is_raised_unchanged(apart, two_workers_apart):
+    assert "my own mistake" in two_workers_apart.facts[apart]["error"]
+
+
 @on(0, BACKUP)
 def test_with_a_backup_worker_a_slow_one_delays_no_update(case, two_workers):
     facts = two_workers.facts[case]
@@ -288,20 +312,21 @@ def shared_files(process):
 @pytest.mark.chaos
 @pytest.mark.rotates(5)
 @pytest.mark.parametrize(
-    ("mode", "model", "together"),
+    ("mode", "model", "together", "separate"),
     [
-        ("sync 1", "dense/adam", 1),
-        ("sync", "dense/adam", 2),
-        ("sync", "wide/adagrad", 2),
-        ("proportional", "dense/adam", 2),
+        ("sync 1", "dense/adam", 1, False),
+        ("sync", "dense/adam", 2, False),
+        ("sync", "dense/adam", 2, True),
+        ("sync", "wide/adagrad", 2, False),
+        ("proportional", "dense/adam", 2, False),
     ],
 )
-def test_a_worker_may_be_killed(mode, model, together, cluster, tmp_path):
+def test_a_worker_may_be_killed(mode, model, together, separate, cluster, tmp_path):
     """With a backup worker the training continues; without, all wait until the worker has been restarted.
 
     The worker then takes each step with the batch that it would have had.
     """
-    tasks, case = cluster(chief=1, ps=1, worker=2), f"{mode}/{model}/1/long"
+    tasks, case = cluster(chief=1, ps=2, worker=2, apart=separate), f"{mode}/{model}/1/long"
     command = program("rules.py", "out", case)
     tasks.start(command)
     tasks.await_text("chief:0", "epoch 2/20")
@@ -310,9 +335,10 @@ def test_a_worker_may_be_killed(mode, model, together, cluster, tmp_path):
     killed.wait()
     if together == 2:
         tasks.start(command, "worker:1")
-    if model.startswith("wide"):  # the new worker's memory is shared, too
+    if mode == "sync":  # the new worker's memory is shared, too
         tasks.await_text("chief:0", "epoch 18/20")
-        assert all(shared_files(tasks.processes[task].pid) > 2 for task in ("worker:0", "worker:1", "ps:0"))
+        files = [shared_files(tasks.processes[task].pid) for task in ("worker:0", "worker:1", "ps:0", "ps:1")]
+        assert max(files) == 0 if separate else min(files) > 2, files
     ended = tasks.finish()
     codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})
     assert {task: one.code for task, one in ended.items()} == codes, tasks.outputs()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -49,10 +49,11 @@ class Tasks:
 
     Args:
         folder: where the tasks run and their output goes.
+        apart: whether they take the last ps for one of another host: they share no memory.
         roles: how many tasks of each role, `{"ps": 1, "worker": 2}`.
     """
 
-    def __init__(self, folder, **roles):
+    def __init__(self, folder, apart=False, **roles):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         strategy = "parameter_server" if "ps" in roles else "multi_worker_mirrored"
@@ -60,6 +61,9 @@ class Tasks:
         cluster = Cluster.model_validate({"strategy": strategy, "roles": counts})
         self._held = hold(cluster)
         self.addresses = self._held.__enter__()
+        if apart:
+            last = TaskId("ps", roles["ps"] - 1)
+            self.addresses = {**self.addresses, last: replace(self.addresses[last], host="localhost")}
         self.tasks = [str(task) for task in self.addresses]
         self.processes = {}
 
