@@ -123,6 +123,19 @@ def test_a_round_begins_when_it_may_on_each_ps(cluster):
     assert begin(worker) == (FIRST, IN_CHUNK)
 
 
+def test_arrays_that_are_published_once_stay(cluster):
+    worker = cluster.worker(0)
+    for each in cluster.ps:
+        each._receive()
+    cluster.publish(FIRST)
+    assert begin(worker) == (FIRST, IN_CHUNK)
+    for sequence in range(FIRST + 1, FIRST + 4):
+        cluster.ps[0].publish(sequence, IN_CHUNK, filled(LAYOUT.values[0], sequence))
+        cluster.ps[1].publish(sequence, IN_CHUNK, filled(LAYOUT.values[1][:1], sequence))
+        _, _, arrays = worker.await_round(sequence)
+        assert [float(each[0]) for each in arrays] == [sequence, sequence, FIRST]
+
+
 def started(cluster):
     """Both workers, in their first round."""
     cluster.publish(FIRST)

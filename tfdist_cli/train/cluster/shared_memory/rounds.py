@@ -222,9 +222,17 @@ class PsRounds:
             self._followers = [OthersBoard(each, arrays) for each, arrays in boards]
 
     def publish(self, sequence: int, kind: int, values: Sequence[np.ndarray]) -> None:
-        """Lets a round begin on this ps, with new values."""
+        """Lets a round begin on this ps, with new values.
+
+        Args:
+            sequence: its sequence number.
+            kind: that of the token.
+            values: the first arrays; the others stay as they were. In the first round of a run, all of them.
+        """
         with self._used:
             self._board.write(sequence, values)
+            if self._last is None:
+                self._board.write(sequence + 1, values)
             self._last = sequence, kind
             for worker in self._members():
                 for board in worker.before.values():

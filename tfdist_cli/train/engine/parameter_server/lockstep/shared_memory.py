@@ -41,7 +41,7 @@ def suits(context: ParameterServerContext) -> bool:
     step, transport = context.step, context.transport
     if not (transport.shared and context.workers.share_memory_now) or transport.has_tables:
         return False
-    if step.updates_within or step.examples_per_batch is not None:
+    if step.updates_within or step.examples_per_batch is not None or not transport.buckets:
         return False
     stored = [parts(variable) for variable in step.state]
     devices = {bucket.device for bucket in transport.buckets} | {each.device for own in stored for each in own}
@@ -94,6 +94,9 @@ class SharedLockstepFunctions(LockstepFunctions):
 
     def __init__(self, context: ParameterServerContext, *, before: SharedLockstepFunctions | None = None) -> None:
         self._state = [parts(variable)[0] for variable in context.step.state]
+        assigned = set(context.assigned)
+        self._changing = [part for index, part in enumerate(self._state) if index in assigned]
+        self._fixed = [part for index, part in enumerate(self._state) if index not in assigned]
         super().__init__(context, before=before)
         self.rounds: Rounds = before.rounds if before else Rounds(self.devices, self._layout_of_boards())
         self.clear = lambda: None  # nothing is stored
@@ -113,14 +116,20 @@ class SharedLockstepFunctions(LockstepFunctions):
             dtype, shown, sent = self.store.context.transport.crossing(bucket)
             values[bucket.device].append(Array(np.dtype(dtype.as_numpy_dtype), shown))
             gradients[bucket.device].append(Array(np.dtype(dtype.as_numpy_dtype), sent))
-        for part in self._state:
+        for part in (*self._changing, *self._fixed):
             values[part.device].append(Array(np.dtype(part.dtype.as_numpy_dtype), int(np.prod(part.shape))))
         return Layout(list(values.values()), list(gradients.values()), Array(np.dtype(np.float64), self.layout.size))
 
-    def _shown(self, device: str) -> Tensors:
-        """What a ps shows the workers: its variables, then its part of the model's state; called on it."""
+    def _shown(self, device: str, *, first: bool) -> Tensors:
+        """What a ps shows the workers, called on it: its variables, then its part of the model's state.
+
+        Args:
+            device: the ps.
+            first: whether it is for the first time in a run: then the state that no step assigns is shown, too.
+        """
         shown = [self.store.context.transport.shown(bucket) for bucket in self._buckets if bucket.device == device]
-        return shown + [tf.convert_to_tensor(part) for part in self._state if part.device == device]
+        state = (*self._changing, *self._fixed) if first else self._changing
+        return shown + [tf.convert_to_tensor(part) for part in state if part.device == device]
 
     def _seen(self, arrays: Sequence[tf.Tensor]) -> tuple[Pulled, Tensors]:
         """The parameters and the model's state on a worker, of what all ps show."""
@@ -129,7 +138,8 @@ class SharedLockstepFunctions(LockstepFunctions):
             count = sum(each.device == device for each in (*self._buckets, *self._state))
             of_device[device] = iter([next(left) for _ in range(count)])
         pulled = self.store.context.transport.seen([next(of_device[bucket.device]) for bucket in self._buckets])
-        return pulled, [tf.reshape(next(of_device[part.device]), part.shape) for part in self._state]
+        state = {id(part): next(of_device[part.device]) for part in (*self._changing, *self._fixed)}
+        return pulled, [tf.reshape(state[id(part)], part.shape) for part in self._state]
 
     def _worker_function(self, size: int) -> Any:  # noqa: ARG002 a step of this task alone costs no less with others
         rounds, store = self.rounds, self.store
@@ -224,7 +234,7 @@ class SharedLockstepFunctions(LockstepFunctions):
             for number, device in enumerate(self.devices):
                 with tf.device(device):
                     ready = self.rounds.begin(number, handles["ps"][0])
-                    begun.append(self._publish(number, handles, tf.identity(first), kind, [ready]))
+                    begun.append(self._publish(number, handles, tf.identity(first), kind, [ready], first=True))
             start = [kind, *begun]
             if size > 1:
                 in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
@@ -233,10 +243,19 @@ class SharedLockstepFunctions(LockstepFunctions):
 
         return updates
 
-    def _publish(self, number: int, handles: Handles, sequence: tf.Tensor, kind: tf.Tensor, done: list[Any]) -> Any:
+    def _publish(
+        self,
+        number: int,
+        handles: Handles,
+        sequence: tf.Tensor,
+        kind: tf.Tensor,
+        done: list[Any],
+        *,
+        first: bool = False,
+    ) -> Any:
         """Lets a round begin on a ps, called on it, when its part of the update before is made."""
         with tf.control_dependencies(done):
-            shown = self._shown(self.devices[number])
+            shown = self._shown(self.devices[number], first=first)
         return self.rounds.publish(number, handles["ps"][0], sequence, kind, shown)
 
     def _update_of_round(self, handles: Handles, now: OnEachPs, kind: tf.Tensor) -> tuple[tf.Tensor, OnEachPs]:
