@@ -100,6 +100,7 @@ class WorkerRounds:
         self._arrays = [array for own in layout.values for array in own]
         self._ps: list[OthersBoard] = []
         self._tokens = [(-1, END)] * len(ps)
+        self._is_closed = False
         self._used = threading.Lock()
         """Held while the boards are used: a function of before may be called beside the next one."""
         introduction = _Message.INTRODUCTION, worker, *_packed(self._board.identity)
@@ -164,6 +165,9 @@ class WorkerRounds:
 
     def _close(self) -> None:
         self._is_over = True
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._board.close()
         for each in self._ps:
             each.close()

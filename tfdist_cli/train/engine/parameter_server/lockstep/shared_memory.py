@@ -93,13 +93,16 @@ class SharedLockstepFunctions(LockstepFunctions):
     reports_with_gradients = False
 
     def __init__(self, context: ParameterServerContext, *, before: SharedLockstepFunctions | None = None) -> None:
-        self._state = [parts(variable)[0] for variable in context.step.state]
-        assigned = set(context.assigned)
-        self._changing = [part for index, part in enumerate(self._state) if index in assigned]
-        self._fixed = [part for index, part in enumerate(self._state) if index not in assigned]
+        self.divide_state(context)
         super().__init__(context, before=before)
         self.rounds: Rounds = before.rounds if before else Rounds(self.devices, self._layout_of_boards())
         self.clear = lambda: None  # nothing is stored
+
+    def divide_state(self, context: ParameterServerContext) -> None:
+        """Divides the model's state into what steps assign and what stays as it is in a run."""
+        self._state = [parts(variable)[0] for variable in context.step.state]
+        self._changing = [part for index, part in enumerate(self._state) if index in context.assigned]
+        self._fixed = [part for index, part in enumerate(self._state) if index not in context.assigned]
 
     def new_orders(self) -> Orders:
         """See `LockstepFunctions.new_orders`."""

@@ -1,0 +1,83 @@
+"""Which trainings in lockstep meet in shared memory, and what their boards have."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory
+from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
+from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
+from tfdist_cli.train.engine.parameter_server.transport import Transport
+
+HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+@pytest.fixture
+def variables():
+    with tf.device(HERE):
+        return [tf.Variable(tf.reshape(tf.range(6, dtype=tf.float32), [2, 3])), tf.Variable([7.0, 8.0])]
+
+
+@pytest.fixture
+def context(monkeypatch, variables):
+    """A training for which everything is as it has to be."""
+    monkeypatch.setattr(shared_memory, "ps_devices", lambda _: [HERE])
+    with tf.device(HERE):
+        state = [tf.Variable(number, trainable=False) for number in (1.0, 2.0, 3.0)]
+    return SimpleNamespace(
+        workers=SimpleNamespace(share_memory_now=True),
+        transport=Transport(variables, shared=True),
+        step=SimpleNamespace(updates_within=False, examples_per_batch=None, state=state),
+        coordinator=SimpleNamespace(strategy=None),
+        assigned={1: 0.0},
+    )
+
+
+def test_variables_that_cross_whole_suit(context):
+    assert suits(context)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("workers", {"share_memory_now": False}),
+        ("step", {"updates_within": True}),
+        ("step", {"examples_per_batch": 8}),
+    ],
+)
+def test_other_trainings_do_not_suit(context, part, change):
+    vars(getattr(context, part)).update(change)
+    assert not suits(context)
+
+
+def test_tables_and_separate_tasks_do_not_suit(context, variables):
+    for transport in (Transport(variables), Transport(variables, [0], shared=True), Transport([], shared=True)):
+        context.transport = transport
+        assert not suits(context)
+
+
+def test_state_that_is_not_on_a_ps_does_not_suit(context, monkeypatch):
+    monkeypatch.setattr(shared_memory, "ps_devices", lambda _: ["/job:ps/replica:0/task:0/device:CPU:0"])
+    assert not suits(context)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_a_worker_sees_what_a_ps_shows(context, variables, wire):
+    context.transport = Transport(variables, dtype=wire, shared=True)
+    functions = SharedLockstepFunctions.__new__(SharedLockstepFunctions)
+    functions.devices, functions.layout = [HERE], ReportLayout(1, 1, 0)
+    functions.store = SimpleNamespace(context=context)
+    functions.divide_state(context)
+    layout = functions._layout_of_boards()
+    shown = functions._shown(HERE, first=True)
+    assert [array.size for array in layout.values[0]] == [int(tf.size(each)) for each in shown]
+    assert [array.dtype for array in layout.values[0]] == [each.dtype.as_numpy_dtype for each in shown]
+    assert [array.size for array in layout.gradients[0]] == [8]
+    assert layout.report.size == functions.layout.size
+    assert len(functions._shown(HERE, first=False)) == len(shown) - 2  # but for the state that no step assigns
+    pulled, state = functions._seen(shown)
+    for value, variable in zip(pulled.values, variables, strict=True):
+        assert np.array_equal(value, variable)
+    assert [float(each) for each in state] == [1.0, 2.0, 3.0]
