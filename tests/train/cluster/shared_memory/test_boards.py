@@ -62,11 +62,9 @@ def test_some_arrays_are_written_alone(board):
 
 def test_the_end_is_seen(board):
     other = OthersBoard(board.identity, ARRAYS)
-    assert not other.has_ended
-    assert not board.has_ended
+    before = [other.has_ended, board.has_ended]
     board.end()
-    assert other.has_ended
-    assert board.has_ended
+    assert [*before, other.has_ended, board.has_ended] == [False, False, True, True]
     other.close()
 
 

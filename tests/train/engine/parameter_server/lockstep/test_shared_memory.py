@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
@@ -68,7 +69,8 @@ def test_a_worker_sees_what_a_ps_shows(context, variables, wire):
     context.transport = Transport(variables, dtype=wire, shared=True)
     functions = SharedLockstepFunctions.__new__(SharedLockstepFunctions)
     functions.devices, functions.layout = [HERE], ReportLayout(1, 1, 0)
-    functions.store = SimpleNamespace(context=context)
+    functions.store = GradientStore.__new__(GradientStore)
+    functions.store.context = context
     functions.divide_state(context)
     layout = functions._layout_of_boards()
     shown = functions._shown(HERE, first=True)

@@ -269,7 +269,7 @@ class LockstepFunctions:
     def _update_function(self, size: int) -> Any:
         leader = self.devices[0]
 
-        def chunk(count: int, handles: Handles, _: tf.Tensor, first: tf.Tensor, *begun: tf.Tensor) -> list[Any]:
+        def chunk(handles: Handles, count: int, _: tf.Tensor, first: tf.Tensor, *begun: tf.Tensor) -> list[Any]:
             (following, bounds), reports = token_queues.next_order(handles), []
             done: dict[str, list[Any]] = {}
             for number in range(count):
@@ -283,12 +283,6 @@ class LockstepFunctions:
             token_queues.send_results(handles, result)
             return [following, first + count * self.sequences, *begun]
 
-        def goes_on(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return kind != _END
-
-        def several(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return kind == _CHUNK
-
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
             kind, bounds = token_queues.next_order(handles)
@@ -296,11 +290,7 @@ class LockstepFunctions:
             before = self.store.copied(first[None] - 1)
             begun = self._begin(handles, before, done, bounds)
             self._give_tokens(handles, before, kind, done)
-            start = [kind, first, *begun]
-            if size > 1:
-                in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
-            else:
-                tf.while_loop(goes_on, partial(chunk, 1, handles), start, parallel_iterations=1)
+            apply_as_ordered(size, partial(chunk, handles), [kind, first, *begun])
 
         return updates
 
@@ -410,6 +400,28 @@ class LockstepFunctions:
                 token = Token.pack(applied[device][0] + 1, tf.cast(kind, tf.int64))
                 with tf.control_dependencies(done.get(device, [])):
                     token_queues.give_token(last, handles[f"tokens{number}"], token)
+
+
+def apply_as_ordered(size: int, chunk: Callable[..., list[Any]], start: list[Any]) -> None:
+    """Applies updates in a function until the end is ordered: those of a chunk unrolled, others one by one.
+
+    Args:
+        size: how many updates a chunk has.
+        chunk: applies updates: how many, and the loop variables, of which the first is the `StepKind` of their order →
+            the loop variables after them.
+        start: the loop variables at the start.
+    """
+
+    def goes_on(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        return kind != _END
+
+    def several(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        return kind == _CHUNK
+
+    if size > 1:
+        in_rows(goes_on, several, partial(chunk, size), partial(chunk, 1), start)
+    else:
+        tf.while_loop(goes_on, partial(chunk, 1), start, parallel_iterations=1)
 
 
 def _microseconds(seconds: tf.Tensor) -> tf.Tensor:

@@ -22,18 +22,18 @@ from tfdist_cli.train.engine.parameter_server.batches import BatchReader
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import OnEachPs, StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import data_position, token_queues
-from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
+from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions, apply_as_ordered
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders
 from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
 from tfdist_cli.train.engine.parameter_server.transport import Bucket, Pulled, PushedGradients
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.tf_compat.control_flow import after, in_rows
+from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import ps_devices
 from tfdist_cli.train.variables.sharding import parts
 
-_END, _IN_CHUNK, _CHUNK = int(StepKind.END), int(StepKind.IN_CHUNK), int(StepKind.CHUNK)
+_END, _IN_CHUNK = int(StepKind.END), int(StepKind.IN_CHUNK)
 
 
 def suits(context: ParameterServerContext) -> bool:
@@ -45,7 +45,9 @@ def suits(context: ParameterServerContext) -> bool:
         return False
     stored = [parts(variable) for variable in step.state]
     devices = {bucket.device for bucket in transport.buckets} | {each.device for own in stored for each in own}
-    return devices <= set(ps_devices(context.coordinator.strategy)) and all(len(own) == 1 for own in stored)
+    return devices <= set(ps_devices(context.coordinator.strategy)) and all(
+        len(own) == 1 and own[0].shape.is_fully_defined() for own in stored
+    )
 
 
 class SharedOrders(Orders):
@@ -212,7 +214,7 @@ class SharedLockstepFunctions(LockstepFunctions):
     def _update_function(self, size: int) -> Any:
         leader = self.devices[0]
 
-        def chunk(count: int, handles: Handles, _: tf.Tensor, *sequences: tf.Tensor) -> list[Any]:
+        def chunk(handles: Handles, count: int, _: tf.Tensor, *sequences: tf.Tensor) -> list[Any]:
             following, reports = token_queues.next_order(handles)[0], []
             now = dict(zip(self.devices, sequences, strict=True))
             for number in range(count):
@@ -224,12 +226,6 @@ class SharedLockstepFunctions(LockstepFunctions):
             token_queues.send_results(handles, result)
             return [following, *now.values()]
 
-        def goes_on(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return kind != _END
-
-        def several(kind: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return kind == _CHUNK
-
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
             kind, _ = token_queues.next_order(handles)
@@ -238,11 +234,7 @@ class SharedLockstepFunctions(LockstepFunctions):
                 with tf.device(device):
                     ready = self.rounds.begin(number, handles["ps"][0])
                     begun.append(self._publish(number, handles, tf.identity(first), kind, [ready], first=True))
-            start = [kind, *begun]
-            if size > 1:
-                in_rows(goes_on, several, partial(chunk, size, handles), partial(chunk, 1, handles), start)
-            else:
-                tf.while_loop(goes_on, partial(chunk, 1, handles), start, parallel_iterations=1)
+            apply_as_ordered(size, partial(chunk, handles), [kind, *begun])
 
         return updates
 
