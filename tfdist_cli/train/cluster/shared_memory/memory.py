@@ -97,11 +97,11 @@ class OthersMemory:
 
     Args:
         process: its process.
+        first: the descriptor of the region that identifies it.
     """
 
-    def __init__(self, process: int) -> None:
-        self.process = process
-        self._first = 0
+    def __init__(self, process: int, first: int = 0) -> None:
+        self.process, self._first = process, first
         self._regions: dict[int, np.ndarray] = {}
 
     @classmethod
@@ -112,8 +112,7 @@ class OthersMemory:
             identity: what the task has sent.
         """
         process, descriptor, nonce = _IDENTITY.unpack(identity)
-        memory = cls(process)
-        memory._first = descriptor
+        memory = cls(process, descriptor)
         try:
             found = memory.first(len(nonce))
         except (OSError, ValueError):
