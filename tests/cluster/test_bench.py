@@ -38,7 +38,7 @@ def test_the_phases_of_a_step_fill_it(tmp_path, cluster, more, phases, traffic):
     assert done.code == 0, done.stderr
     split = read_split(done.run_dir)
     assert list(split.phases) == phases.split()
-    assert all(spent > 0 for spent in split.phases.values())
+    assert all(spent > 0 for spent in split.phases.values()), split.phases
     # The rest is the time between two functions of a worker.
     assert 0 < split.rest < 0.7 * split.step
     assert split.traffic == {name: size * PARAMETERS for name, size in traffic.items()}

@@ -270,9 +270,11 @@ class SharedLockstepFunctions(LockstepFunctions):
         arrived, reports = {}, None
         for number, device in enumerate(self.devices):
             with tf.device(device):
-                own, gradients[device] = self.rounds.collect(number, handles["ps"][0], now[device], self._workers)
-                reports = own if reports is None else reports
-                arrived[device] = store.time_of(device, [own, gradients[device]])
+                own, collected = self.rounds.collect(number, handles["ps"][0], now[device], self._workers)
+                arrived[device] = store.time_of(device, own)
+                # The update begins after its time is taken, and the workers go on after that of its end.
+                gradients[device] = [[after(each, arrived[device]) for each in arrays] for arrays in collected]
+                reports = after(own, arrived[device]) if reports is None else reports
         with tf.device(leader):
             state = self.layout.mean_state(reports, tf.ones([self._workers], tf.float64))
         keys = store.on_each_ps(lambda own: tf.fill([self._workers], own), now)
@@ -283,7 +285,7 @@ class SharedLockstepFunctions(LockstepFunctions):
             ended = store.time_of(device, [now[device], *done])
             spans += [end - begin for end, begin in zip(ended, arrived[device], strict=True)]
             with tf.device(device):
-                following[device] = self._publish(number, handles, now[device] + 1, kind, done)
+                following[device] = self._publish(number, handles, now[device] + 1, kind, [*done, *ended])
         with tf.device(leader):
             seconds = [tf.fill([self._workers, 1], tf.reduce_max(tf.stack(spans)))] if spans else []
             return tf.concat([reports, *seconds], axis=1), following
