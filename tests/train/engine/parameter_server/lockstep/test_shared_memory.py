@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
+from tfdist_cli.train.cluster.shared_memory.rounds import Layout
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
@@ -64,6 +67,19 @@ def test_state_that_is_not_on_a_ps_does_not_suit(context, monkeypatch):
     assert not suits(context)
 
 
+def test_a_ps_with_nothing_but_frozen_weights_does_not_suit(context, monkeypatch):
+    other = "/job:localhost/replica:0/task:0/device:CPU:1"
+    monkeypatch.setattr(shared_memory, "ps_devices", lambda _: [HERE, other])
+    for place, suitable in ((0, False), (1, True)):  # the second one is assigned
+        state = SimpleNamespace(device=other, shape=tf.TensorShape([]))
+        monkeypatch.setattr(
+            shared_memory, "parts", lambda each, state=state: [state] if isinstance(each, str) else [each]
+        )
+        context.step.state[:] = [tf.Variable(0.0)] * 2
+        context.step.state[place] = "elsewhere"
+        assert suits(context) is suitable
+
+
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_worker_sees_what_a_ps_shows(context, variables, wire):
     context.transport = Transport(variables, dtype=wire, shared=True)
@@ -83,3 +99,26 @@ def test_a_worker_sees_what_a_ps_shows(context, variables, wire):
     for value, variable in zip(pulled.values, variables, strict=True):
         assert np.array_equal(value, variable)
     assert [float(each) for each in state] == [1.0, 2.0, 3.0]
+
+
+def test_a_ps_that_shows_nothing_more_waits_for_its_part_of_the_update_too(context):
+    """One that stores only weights that are not trained: workers must not see its next token before the others'."""
+    functions = SharedLockstepFunctions.__new__(SharedLockstepFunctions)
+    functions.devices, functions.store = [HERE], GradientStore.__new__(GradientStore)
+    context.transport, context.assigned = Transport([], shared=True), {}
+    functions.store.context = context
+    functions.divide_state(context)
+    functions.rounds = Rounds([HERE], Layout([[]], [[]], Array(np.dtype(np.float64), 1)))
+
+    @tf.function(autograph=False)
+    def publish(ps, sequence, collected):
+        done = tf.identity(collected, name="collected")
+        return functions._publish(0, {"ps": [ps]}, sequence, sequence, [done])
+
+    ps, number = tf.zeros([1, 32], tf.uint8), tf.constant(0, tf.int64)
+    [published] = [
+        each
+        for each in publish.get_concrete_function(ps, number, number).graph.get_operations()
+        if each.type == "PyFunc"
+    ]
+    assert [each.name for each in published.inputs[1].op.control_inputs] == ["collected_1"]  # after its argument

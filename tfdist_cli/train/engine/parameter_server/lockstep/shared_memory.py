@@ -44,10 +44,14 @@ def suits(context: ParameterServerContext) -> bool:
     if step.updates_within or step.examples_per_batch is not None or not transport.buckets:
         return False
     stored = [parts(variable) for variable in step.state]
-    devices = {bucket.device for bucket in transport.buckets} | {each.device for own in stored for each in own}
-    return devices <= set(ps_devices(context.coordinator.strategy)) and all(
-        len(own) == 1 and own[0].shape.is_fully_defined() for own in stored
-    )
+    if not all(len(own) == 1 and own[0].shape.is_fully_defined() for own in stored):
+        return False
+    # A ps that has nothing but state that no step assigns takes no part in updates.
+    taking_part = {bucket.device for bucket in transport.buckets} | {
+        stored[index][0].device for index in context.assigned
+    }
+    devices = taking_part | {own[0].device for own in stored}
+    return devices <= taking_part & set(ps_devices(context.coordinator.strategy))
 
 
 class SharedOrders(Orders):
@@ -251,7 +255,7 @@ class SharedLockstepFunctions(LockstepFunctions):
         """Lets a round begin on a ps, called on it, when its part of the update before is made."""
         with tf.control_dependencies(done):
             shown = self._shown(self.devices[number], first=first)
-        return self.rounds.publish(number, handles["ps"][0], sequence, kind, shown)
+        return self.rounds.publish(number, handles["ps"][0], after(sequence, done), kind, shown)  # it may show nothing
 
     def _update_of_round(self, handles: Handles, now: OnEachPs, kind: tf.Tensor) -> tuple[tf.Tensor, OnEachPs]:
         """Makes the update of a round, and lets the next one begin.
@@ -267,11 +271,11 @@ class SharedLockstepFunctions(LockstepFunctions):
         """
         store, leader = self.store, self.devices[0]
         gradients: dict[str, list[Tensors]] = {}
-        arrived, reports = {}, None
+        collected_on, arrived, reports = {}, {}, None
         for number, device in enumerate(self.devices):
             with tf.device(device):
                 own, collected = self.rounds.collect(number, handles["ps"][0], now[device], self._workers)
-                arrived[device] = store.time_of(device, own)
+                collected_on[device], arrived[device] = own, store.time_of(device, own)
                 # The update begins after its time is taken, and the workers go on after that of its end.
                 gradients[device] = [[after(each, arrived[device]) for each in arrays] for arrays in collected]
                 reports = after(own, arrived[device]) if reports is None else reports
@@ -281,7 +285,7 @@ class SharedLockstepFunctions(LockstepFunctions):
         changed = store.apply(keys, state, lambda *_: store.apply_mean(self._pushed(gradients)))
         following, spans = {}, []
         for number, device in enumerate(self.devices):
-            done = store.on_device(device, changed)
+            done = [collected_on[device], *store.on_device(device, changed)]
             ended = store.time_of(device, [now[device], *done])
             spans += [end - begin for end, begin in zip(ended, arrived[device], strict=True)]
             with tf.device(device):
