@@ -103,6 +103,51 @@ def apply(
     return iterations
 
 
+def apply_on_device(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Gradient | None],
+    parameters: Sequence[keras.Variable],
+    numbers: tuple[tf.Tensor, tf.Tensor],
+) -> None:
+    """Makes the part of an update that is on one device, where it is called, see `is_divided_by_devices`.
+
+    Args:
+        optimizer: the optimizer, built for the parameters.
+        gradients: as for `apply`; None for a parameter that another device stores.
+        parameters: the variables to update.
+        numbers: the learning rate, shape (), and the number of updates before this one, int64, shape ().
+    """
+    update = fused_update_of(optimizer)
+    if update is None:
+        raise ValueError(f"{optimizer.name} has no kernel")
+    stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
+    apply_fused(update, gradients, stored, _SameNumbers(*numbers))
+
+
+def is_divided_by_devices(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
+    """Whether each device can make its part of an update alone: nothing of it depends on all gradients.
+
+    Args:
+        optimizer: the optimizer, built.
+        parameters: the variables that it updates, none of which is sharded.
+    """
+    if optimizer is not innermost(optimizer) or isinstance(optimizer, _MULTI_OPTIMIZER) or optimizer.global_clipnorm:
+        return False
+    return fused_update_of(optimizer) is not None and not _why_by_keras(optimizer, parameters)
+
+
+@dataclass(frozen=True)
+class _SameNumbers:
+    """Numbers of an update that has one device."""
+
+    learning_rate: tf.Tensor
+    iterations: tf.Tensor
+
+    def on(self, device: str) -> tuple[tf.Tensor, tf.Tensor]:  # noqa: ARG002 there is one
+        """See `UpdateNumbers.on`."""
+        return self.learning_rate, self.iterations
+
+
 def _apply_each(
     optimizer: Any,
     gradients: Sequence[Gradient | None],

@@ -63,6 +63,10 @@ class UpdateCounts:
         beside.pop(self._iterations.value.device, None)
         self._own = {device: created_beside(variable, 0, tf.int64) for device, variable in beside.items()}
 
+    def on(self, device: str) -> Any:
+        """The variable that counts the updates on a device, int64, shape ()."""
+        return self._own.get(device, self._iterations.value)
+
     def begin(self) -> None:
         """Sets all counts to the optimizer's. No update may be under way."""
         if self._own:

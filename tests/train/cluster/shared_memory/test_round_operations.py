@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory import round_operations
 from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
-from tfdist_cli.train.cluster.shared_memory.rounds import END, Layout
+from tfdist_cli.train.cluster.shared_memory.rounds import END
 
 TYPES = [np.dtype(tf.as_dtype(name).as_numpy_dtype) for name in ("float32", "bfloat16", "int64")]
 LAYOUT = Layout(
@@ -108,10 +109,3 @@ def test_a_worker_that_failed_is_closed_when_it_joins_again(run):
     assert round_operations._process._of_worker[failed]._is_over
     token, _ = run.rounds.await_round(tf.constant(failed, tf.int64), FIRST)
     assert token.numpy().tolist() == [40, END]
-
-
-def test_a_layout_crosses_as_numbers():
-    found = round_operations._unpacked(round_operations._packed(LAYOUT))
-    assert [list(own) for own in found.values] == [list(own) for own in LAYOUT.values]
-    assert [list(own) for own in found.gradients] == [list(own) for own in LAYOUT.gradients]
-    assert found.report == LAYOUT.report

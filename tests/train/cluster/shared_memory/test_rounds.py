@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
-from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, Layout, PsRounds, WorkerRounds
+from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds
 
 FLOATS = np.dtype(np.float32)
 LAYOUT = Layout(
@@ -23,8 +24,8 @@ HOLDS_A_BOARD = """
 import sys
 import numpy as np
 from tfdist_cli.train.cluster.shared_memory.boards import Array
-from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
-from tfdist_cli.train.cluster.shared_memory.rounds import Layout, PsRounds
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
+from tfdist_cli.train.cluster.shared_memory.rounds import PsRounds
 
 arrays = [[Array(np.dtype(np.float32), 4)]]
 ps = PsRounds(0, 1, Layout(arrays, arrays, Array(np.dtype(np.float64), 2)))

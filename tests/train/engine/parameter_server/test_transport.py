@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.cluster.shared_memory import tensors
 from tfdist_cli.train.engine.parameter_server import transport as transport_module
-from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport, has_large
+from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, SummedTerms, tensors_of, whole_table
 from tfdist_cli.train.variables.sharding import parts
@@ -145,8 +145,6 @@ def test_in_shared_memory_small_variables_are_packed(monkeypatch):
     buckets = Transport(variables, tables=(4,), shared=True).buckets
     assert [[shard.parameter for shard in each.dense + each.tables] for each in buckets] == [[0], [1, 3, 4], [2]]
     assert [each.is_large for each in buckets] == [True, False, True]
-    assert has_large(variables)
-    assert not has_large(variables[3:])
 
 
 def test_no_parameters():

@@ -7,18 +7,27 @@ written.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, NONCE_BYTES, OthersMemory, Region, aligned
+from tfdist_cli.train.cluster.shared_memory.memory import (
+    ALIGNED,
+    IDENTITY_BYTES,
+    NONCE_BYTES,
+    OthersMemory,
+    Region,
+    aligned,
+)
 from tfdist_cli.train.cluster.shared_memory.pipes import Pipe, PipeTo
 
 _NUMBERS = slice(NONCE_BYTES, ALIGNED)
 """Where a board's numbers are, int64: the place of the pipe of its task, and whether there will be no more values."""
 _DESCRIPTOR, _INODE, _ENDED = range(3)
+_IDENTITY = struct.Struct(f"<{IDENTITY_BYTES // 8}q")
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,41 @@ class Array:
         return self.size * self.dtype.itemsize
 
 
-class Board:
+class _Halves:
+    """The content of a board.
+
+    Args:
+        arrays: the arrays of a turn.
+        content: its bytes.
+    """
+
+    def __init__(self, arrays: Sequence[Array], content: np.ndarray) -> None:
+        self._arrays, self._content = arrays, content
+        self._offsets, self._half = _offsets(arrays)
+
+    def write(self, turn: int, values: Sequence[np.ndarray], first: int = 0) -> None:
+        """Writes values of a turn.
+
+        Args:
+            turn: its number.
+            values: some arrays.
+            first: the place of the first one among all of them.
+        """
+        start = (turn % 2) * self._half
+        for offset, value in zip(self._offsets[first:], values, strict=False):
+            data = value.reshape(-1).view(np.uint8)
+            self._content[start + offset : start + offset + len(data)] = data
+
+    def read(self, turn: int) -> list[np.ndarray]:
+        """Returns the values of a turn, without a copy."""
+        start = (turn % 2) * self._half
+        return [
+            self._content[start + offset : start + offset + array.bytes].view(array.dtype)
+            for offset, array in zip(self._offsets, self._arrays, strict=True)
+        ]
+
+
+class Board(_Halves):
     """A board of this task, and the pipe in which it receives messages about it and those of others.
 
     Args:
@@ -54,26 +97,12 @@ class Board:
     """
 
     def __init__(self, arrays: Sequence[Array]) -> None:
-        self._places, half = _offsets(arrays)
-        region, self.identity = Region.identifying(ALIGNED - NONCE_BYTES + 2 * half)
+        region, self.identity = Region.identifying(ALIGNED - NONCE_BYTES + 2 * _offsets(arrays)[1])
+        super().__init__(arrays, region.memory[ALIGNED:])
         self.pipe = Pipe()
-        self._descriptor, self._half = region.descriptor, half
+        self._descriptor = region.descriptor
         self._numbers = region.memory[_NUMBERS].view(np.int64)
         self._numbers[: _INODE + 1] = self.pipe.place
-        self._content = region.memory[ALIGNED:]
-
-    def write(self, turn: int, values: Sequence[np.ndarray], first: int = 0) -> None:
-        """Writes values of a turn.
-
-        Args:
-            turn: its number.
-            values: some arrays.
-            first: the place of the first one among all of them.
-        """
-        start = (turn % 2) * self._half
-        for offset, value in zip(self._places[first:], values, strict=False):
-            data = value.reshape(-1).view(np.uint8)
-            self._content[start + offset : start + offset + len(data)] = data
 
     def end(self) -> None:
         """Lets other tasks know that there will be no more values."""
@@ -90,7 +119,7 @@ class Board:
         self.pipe.close()
 
 
-class OthersBoard:
+class OthersBoard(_Halves):
     """A board of another task, or of this one.
 
     Args:
@@ -108,20 +137,11 @@ class OthersBoard:
         memory = OthersMemory.opened(identity)
         if memory is None:
             raise FileNotFoundError("there is no such board")
-        self._process, self._arrays = memory.process, arrays
-        self._offsets, self._half = _offsets(arrays)
-        content = memory.first(ALIGNED + 2 * self._half)
+        self._process = memory.process
+        content = memory.first(ALIGNED + 2 * _offsets(arrays)[1])
+        super().__init__(arrays, content[ALIGNED:])
         self._numbers = content[_NUMBERS].view(np.int64)
-        self._content = content[ALIGNED:]
         self.pipe = PipeTo(memory.process, (int(self._numbers[_DESCRIPTOR]), int(self._numbers[_INODE])))
-
-    def read(self, turn: int) -> list[np.ndarray]:
-        """Returns the values of a turn, without a copy."""
-        start = (turn % 2) * self._half
-        return [
-            self._content[start + offset : start + offset + array.bytes].view(array.dtype)
-            for offset, array in zip(self._offsets, self._arrays, strict=True)
-        ]
 
     @property
     def has_ended(self) -> bool:
@@ -137,3 +157,18 @@ def _offsets(arrays: Sequence[Array]) -> tuple[list[int], int]:
     """Where each array begins, and how many bytes they have together."""
     ends = np.cumsum([0, *(aligned(array.bytes) for array in arrays)]).tolist()
     return ends[:-1], ends[-1]
+
+
+def key_of(identity: bytes) -> int:
+    """A number of a board that no other one has."""
+    return _IDENTITY.unpack(identity)[-1]
+
+
+def as_numbers(identity: bytes) -> Sequence[int]:
+    """An identity as numbers of a message."""
+    return _IDENTITY.unpack(identity)
+
+
+def identity_of(numbers: Sequence[int]) -> bytes:
+    """The identity that begins some numbers of a message."""
+    return _IDENTITY.pack(*numbers[: IDENTITY_BYTES // 8])

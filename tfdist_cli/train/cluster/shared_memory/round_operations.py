@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
-from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, Layout, PsRounds, WorkerRounds
+from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
@@ -45,7 +45,7 @@ class _Process:
         register_python(_COMMIT, self._commit)
 
     def _open(self, ps: np.ndarray, workers: np.ndarray, layout: np.ndarray) -> np.ndarray:
-        rounds = PsRounds(int(ps), int(workers), _unpacked(layout))
+        rounds = PsRounds(int(ps), int(workers), Layout.unpacked(layout))
         with self._lock:
             self._of_ps = {key: each for key, each in self._of_ps.items() if not each.close_if_aborted()}
             self._of_ps[rounds.identity] = rounds
@@ -83,7 +83,7 @@ class _Process:
         return np.array(True)
 
     def _join(self, worker: np.ndarray, all_ps: np.ndarray, layout: np.ndarray) -> np.ndarray:
-        rounds = WorkerRounds(int(worker), _unpacked(layout), [each.tobytes() for each in all_ps])
+        rounds = WorkerRounds(int(worker), Layout.unpacked(layout), [each.tobytes() for each in all_ps])
         with self._lock:
             for each in self._of_worker.values():
                 each.close_if_over()
@@ -127,7 +127,7 @@ class Rounds:
 
     def __init__(self, devices: Sequence[str], layout: Layout) -> None:
         self._devices, self._layout = devices, layout
-        self._packed = _packed(layout)
+        self._packed = layout.packed
         self.opened = tf.function(self._opened, autograph=False)
         self.aborted = tf.function(self._aborted, autograph=False)
 
@@ -203,26 +203,3 @@ class Rounds:
         """Commits a worker's gradients, unless they are written already; returns what `write` does."""
         (done,) = unordered(call_registered(_COMMIT, [number, sequence, report, *gradients], [tf.int64]))
         return tf.ensure_shape(done, [])
-
-
-def _packed(layout: Layout) -> np.ndarray:
-    """The numbers of a layout: of the ps, of the report, then of each ps those of its values and gradients."""
-    numbers = [len(layout.values), layout.report.size]
-    for arrays in (own for each in zip(layout.values, layout.gradients, strict=True) for own in each):
-        numbers.append(len(arrays))
-        numbers += [number for each in arrays for number in (tf.as_dtype(each.dtype).as_datatype_enum, each.size)]
-    return np.array(numbers, np.int64)
-
-
-def _unpacked(numbers: np.ndarray) -> Layout:
-    count_of_ps, report, *rest = numbers.tolist()
-    left = iter(rest)
-
-    def arrays() -> Iterator[Array]:
-        for _ in range(next(left)):
-            kind = next(left)
-            yield Array(np.dtype(tf.as_dtype(kind).as_numpy_dtype), next(left))
-
-    each = [(tuple(arrays()), tuple(arrays())) for _ in range(count_of_ps)]
-    values, gradients = zip(*each, strict=True)
-    return Layout(values, gradients, Array(np.dtype(np.float64), report))

@@ -12,7 +12,6 @@ what the worker had committed for the round that is on: an update takes a worker
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from tfdist_cli.train.cluster.shared_memory.boards import Array, Board, OthersBoard
-from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
+from tfdist_cli.train.cluster.shared_memory.boards import Board, OthersBoard, as_numbers, identity_of, key_of
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.pipes import NUMBERS
 
 END = -1
@@ -30,7 +29,6 @@ _LAST = 1 << 62
 """A sequence number after all others."""
 _CHECK_SECONDS = 1.0
 """How often a task that waits looks whether the others are still there."""
-_NUMBERS_OF_IDENTITY = IDENTITY_BYTES // 8
 
 
 class _Message(IntEnum):
@@ -56,31 +54,6 @@ class Aborted(Exception):
     """There will be no more rounds, as the run was aborted."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The arrays of the boards of a run, which all its tasks know.
-
-    Args:
-        values: those of each ps, the leader first.
-        gradients: those that a worker writes for each ps.
-        report: what a worker writes for the leader besides.
-    """
-
-    values: Sequence[Sequence[Array]]
-    gradients: Sequence[Sequence[Array]]
-    report: Array
-
-    @property
-    def of_worker(self) -> list[Array]:
-        """The arrays of a worker's board."""
-        return [self.report, *(array for own in self.gradients for array in own)]
-
-    def part(self, ps: int) -> slice:
-        """Which arrays of a worker's board are for a ps."""
-        begin = 1 + sum(map(len, self.gradients[:ps]))
-        return slice(begin, begin + len(self.gradients[ps]))
-
-
 class WorkerRounds:
     """A worker's side of a run.
 
@@ -96,14 +69,14 @@ class WorkerRounds:
     def __init__(self, worker: int, layout: Layout, ps: Sequence[bytes]) -> None:
         self._worker = worker
         self._board = Board(layout.of_worker)
-        self._key = _key(self._board.identity)
+        self._key = key_of(self._board.identity)
         self._arrays = [array for own in layout.values for array in own]
         self._ps: list[OthersBoard] = []
         self._tokens = [(-1, END)] * len(ps)
         self._is_closed = False
         self._used = threading.Lock()
         """Held while the boards are used: a function of before may be called beside the next one."""
-        introduction = _Message.INTRODUCTION, worker, *_packed(self._board.identity)
+        introduction = _Message.INTRODUCTION, worker, *as_numbers(self._board.identity)
         try:
             for each, arrays in zip(ps, layout.values, strict=True):
                 self._ps.append(OthersBoard(each, arrays))
@@ -316,7 +289,7 @@ class PsRounds:
         if kind == _Message.ABORT:
             raise Aborted
         if kind == _Message.INTRODUCTION:
-            self._introduce(numbers[0], _unpacked(numbers[1 : 1 + _NUMBERS_OF_IDENTITY]))
+            self._introduce(numbers[0], identity_of(numbers[1:]))
         elif kind == _Message.COMMIT:
             worker, sequence, key = numbers[:3]
             member = self._workers[worker]
@@ -333,7 +306,7 @@ class PsRounds:
             return  # it was killed: the next process introduces itself
         earlier = self._workers[worker]
         before = {**earlier.before, earlier.key: earlier.board} if earlier else {}
-        self._workers[worker] = member = _Member(board, _key(identity), before)
+        self._workers[worker] = member = _Member(board, key_of(identity), before)
         self._committed.pop(worker, None)
         if self._last:
             self._send_token(member, self._last)
@@ -349,16 +322,3 @@ class PsRounds:
             if key in boards:
                 return boards[key]
             self._receive()
-
-
-def _key(identity: bytes) -> int:
-    (key,) = struct.unpack("<q", identity[-8:])
-    return int(key)
-
-
-def _packed(identity: bytes) -> Sequence[int]:
-    return struct.unpack(f"<{_NUMBERS_OF_IDENTITY}q", identity)
-
-
-def _unpacked(numbers: Sequence[int]) -> bytes:
-    return struct.pack(f"<{_NUMBERS_OF_IDENTITY}q", *numbers)

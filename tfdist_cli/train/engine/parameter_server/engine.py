@@ -33,7 +33,7 @@ from tfdist_cli.train.engine.parameter_server.context import (
     raise_cause,
 )
 from tfdist_cli.train.engine.parameter_server.lockstep.data_position import set_position
-from tfdist_cli.train.engine.parameter_server.transport import Transport, has_large
+from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.update_rule import UpdateRule, check_updates_within, rule_of
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers, places
 from tfdist_cli.train.layers.dynamic_tables import require_row_updates
@@ -138,9 +138,8 @@ class ParameterServerEngine:
             self.max_steps_per_execution = min(self.max_steps_per_execution, _MAX_STEPS_TOGETHER)
 
     def _share_memory(self) -> bool:
-        """Whether workers and ps share memory, if it is of use: all are on one host."""
-        useful = self.synchronous or has_large(self._step.parameters)
-        if not (useful and self._scope is nullcontext and on_one_host(cluster_addresses())):
+        """Whether workers and ps share memory: all are on one host."""
+        if self._scope is not nullcontext or not on_one_host(cluster_addresses()):
             return False
         with self.scope():
             return self._workers.share_memory(ps_devices(self._strategy))

@@ -130,12 +130,13 @@ class PushedGradients:
 
     Args:
         packed: for each bucket the gradients of its variables, packed: those of tables and the sums of their terms,
-            then those of other variables and the sums of their terms.
+            then those of other variables and the sums of their terms. None for a bucket whose ps makes its part of an
+            update by itself.
         rows: for each bucket and table shard the numbers of the rows.
         piggyback: the numbers that have crossed with them, float64.
     """
 
-    packed: Tensors
+    packed: Sequence[Any]
     rows: list[Tensors]
     piggyback: tf.Tensor | None = None
 
@@ -468,7 +469,7 @@ class Transport:
         return PushedGradients(compensated, pushed.rows)
 
     def gradients(self, pushed: Sequence[PushedGradients], piggyback_bucket: int | None = None) -> list[Gradient]:
-        """Returns the mean of several workers' gradients, for each shard on its ps.
+        """Returns the mean of several workers' gradients, for each shard on its ps; None for those of other ps.
 
         Args:
             pushed: the gradients of each worker.
@@ -476,8 +477,10 @@ class Transport:
         """
         found: list[list[Any]] = [[None] * len(shards) for shards in self.shards]
         for number, bucket in enumerate(self.buckets):
+            packed = [each.packed[number] for each in pushed]
+            if packed[0] is None:
+                continue
             with tf.device(bucket.device):
-                packed = [each.packed[number] for each in pushed]
                 rooted = self._wire_dtype is not None and bool(bucket.with_terms(bucket.dense))
                 if not (bucket.tables or rooted):
                     packed = [_mean(packed)]  # before it is unpacked: one pass over it, not one for each shard
@@ -527,12 +530,6 @@ class Transport:
 
     def _rounded(self, values: tf.Tensor) -> tf.Tensor:
         return values if self._wire_dtype is None else tf.cast(values, self._wire_dtype)
-
-
-def has_large(parameters: Sequence[keras.Variable]) -> bool:
-    """Whether one of some variables would cross in shared memory."""
-    shards = (shard for index, variable in enumerate(parameters) for shard in _shards(index, variable))
-    return any(shard.bytes >= LARGE_SHARED_BYTES for shard in shards)
 
 
 def _shards(parameter: int, variable: keras.Variable) -> list[VariableShard]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import raise_cause
 from tfdist_cli.train.tf_compat.coordinator import failure_of, is_aborted, wait_for
+from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS
 
 _serials = count()
 NO_FUNCTION = -1
@@ -194,3 +196,15 @@ def running(
     for thread in threads.values():
         thread.join()
     raise_failure(messages)
+
+
+def try_briefly(function: Callable[[], None]) -> None:
+    """Calls a function that may fail, or hang, if a ps is lost; otherwise it takes a moment."""
+
+    def attempt() -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            function()
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(GRACE_SECONDS)

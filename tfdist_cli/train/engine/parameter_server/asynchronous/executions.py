@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -35,7 +35,6 @@ from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, iterations, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.placement import created_beside
-from tfdist_cli.train.variables.sharding import Gradient
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,9 @@ class WorkerExecutions:
             as before, and the most steps that it takes.
     """
 
+    unrolls: ClassVar[bool] = True
+    """Whether short steps are unrolled."""
+
     def __init__(self, context: ParameterServerContext) -> None:
         self._context = context
         self._updates = context.rules.updates
@@ -89,6 +91,10 @@ class WorkerExecutions:
         self.unrolled = cache(self._unrolled_function)
         self.compiled = UnrolledFunctions(context, self.unrolled)
         self.loop = self._loop_function()
+
+    def is_ready(self, count: int, iterators: Any) -> bool:
+        """Whether workers have compiled the function of so many unrolled steps; if not, it will be."""
+        return self.unrolls and self.compiled.is_ready(count, iterators)
 
     def stop(self) -> None:
         """Lets all loops end after the step that each of them is taking, until `allow`."""
@@ -131,7 +137,7 @@ class WorkerExecutions:
         def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
             begun = time_of()
             start = self._start()
-            trace = _ExecutionTrace(self._context, iterator, rounds, first, start, self._counts)
+            trace = self._trace(iterator, rounds, first, start)
             staleness: Tensors = []
             current = None
             for left in reversed(range(len(rounds))):
@@ -144,6 +150,7 @@ class WorkerExecutions:
                 current = prefetched
             if self._context.assigned:
                 merge_state(self._context, start["state"], trace.state, count, trace.losses[-1:])
+            trace.end()
             with trace.on_counter_device():
                 updates_behind = tf.stack(staleness)
             return self._packed(begun, count, trace.carried(), tf.stack(trace.losses), updates_behind)
@@ -151,7 +158,7 @@ class WorkerExecutions:
         return execute
 
     def _loop_function(self) -> Any:
-        context, every = self._context, self._updates.steps_per_round
+        every = self._updates.steps_per_round
 
         @tf.function(autograph=False)
         def execute(iterator: Any, first: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
@@ -161,8 +168,8 @@ class WorkerExecutions:
                 with tf.device(self._counter.device):
                     return tf.logical_and(taken + every <= most, tf.logical_not(self._stopped.read_value()))
 
-            def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: _Carried) -> list[Any]:
-                trace = _ExecutionTrace(context, iterator, [every], first + taken, carried, self._counts)
+            def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: Carried) -> list[Any]:
+                trace = self._trace(iterator, [every], first + taken, carried)
                 current = trace.fetch()
                 number, _, _ = self._update(trace, current, more=False)
                 with trace.on_counter_device():
@@ -171,7 +178,7 @@ class WorkerExecutions:
                 losses = losses.write(index, tf.cast(tf.stack(trace.losses), tf.float64))
                 staleness = staleness.write(index, tf.cast(behind, tf.int64))
                 # The next step is only taken after a look at whether the training is to pause.
-                return [after(taken, trace.losses) + every, losses, staleness, _shaped_like(trace.carried(), carried)]
+                return [after(taken, trace.losses) + every, losses, staleness, shaped_like(trace.carried(), carried)]
 
             rounds = tf.cast(most // every, tf.int32)
             losses = tf.TensorArray(tf.float64, size=rounds, element_shape=[every])
@@ -187,7 +194,10 @@ class WorkerExecutions:
 
         return execute
 
-    def _keep_state(self, taken: tf.Tensor, start: _Carried, carried: _Carried) -> None:
+    def _trace(self, iterator: Any, rounds: list[int], first: tf.Tensor, start: Carried) -> ExecutionTrace:
+        return ExecutionTrace(self._context, iterator, rounds, first, start, self._counts)
+
+    def _keep_state(self, taken: tf.Tensor, start: Carried, carried: Carried) -> None:
         """Merges the state at the end of a loop, unless it has taken no step: others may have assigned it since."""
         if self._context.assigned:
 
@@ -197,7 +207,7 @@ class WorkerExecutions:
 
             tf.cond(taken > 0, keep, lambda: taken)
 
-    def _start(self) -> _Carried:
+    def _start(self) -> Carried:
         """What the first step of an execution receives."""
         timer = StepTimer(self._context.rules.phases)
         return {
@@ -210,7 +220,7 @@ class WorkerExecutions:
         }
 
     def _packed(
-        self, begun: tf.Tensor, taken: tf.Tensor | int, carried: _Carried, losses: tf.Tensor, staleness: tf.Tensor
+        self, begun: tf.Tensor, taken: tf.Tensor | int, carried: Carried, losses: tf.Tensor, staleness: tf.Tensor
     ) -> tf.Tensor:
         """Packs the numbers of an `ExecutionReport` as one tensor: each would be fetched by a request of its own."""
         seconds = time_of(losses, staleness) - begun
@@ -220,7 +230,7 @@ class WorkerExecutions:
         counted = [head, metrics, *carried["phases"], losses, staleness]
         return tf.concat([tf.cast(part, tf.float64) for part in counted], axis=0)
 
-    def _update(self, trace: _ExecutionTrace, current: _Round, *, more: bool) -> tuple[tf.Tensor, int, _Round | None]:
+    def _update(self, trace: ExecutionTrace, current: Round, *, more: bool) -> tuple[tf.Tensor, int, Round | None]:
         """Makes one update of the ps with the gradients of a round.
 
         Args:
@@ -229,25 +239,16 @@ class WorkerExecutions:
             more: whether another round follows.
 
         Returns:
-            The number of updates applied before; the number made; and the next round, if it is prefetched.
+            The number of updates applied before; the number made; and the next round, if its parameters are there.
         """
         if self._local_steps:
             return self._take_local_steps(self._local_steps, trace, current)
-        context, updates = self._context, self._updates
-        if context.step.updates_within:
+        if self._context.step.updates_within:
             return self._update_within(trace, current)
-        gradients = trace.compute(current)
-        prefetched = trace.fetch() if updates.prefetch and more else None
-        pushed = context.transport.push(gradients, current.pulled)
-        trace.timer.end("push", pushed.packed)
-        if updates.delay_compensation:
-            pushed = context.transport.compensated(pushed, current.pulled, updates.delay_compensation)
-        with trace.timer.during("update"):
-            present = [each is not None for each in gradients]
-            number = trace.apply(context.transport.gradients([pushed]), present)
-        return number, 1, prefetched
+        number, following = trace.exchange(current, more=more)
+        return number, 1, following
 
-    def _update_within(self, trace: _ExecutionTrace, current: _Round) -> tuple[tf.Tensor, int, None]:
+    def _update_within(self, trace: ExecutionTrace, current: Round) -> tuple[tf.Tensor, int, None]:
         """Like `_update`, by a step that makes its updates itself: it reads what it has updated from the ps again."""
         counts: Tensors = []
 
@@ -272,7 +273,7 @@ class WorkerExecutions:
         return counts[0], len(counts), None
 
     def _take_local_steps(
-        self, local_steps: LocalSteps, trace: _ExecutionTrace, current: _Round
+        self, local_steps: LocalSteps, trace: ExecutionTrace, current: Round
     ) -> tuple[tf.Tensor, int, None]:
         """Like `_update`, by local steps on the worker, each of which is an update."""
         copy, made = local_steps.copy(current.read.lookup, current.pulled), len(current.read.batches)
@@ -290,7 +291,7 @@ class WorkerExecutions:
 
 
 @dataclass(frozen=True)
-class _Round:
+class Round:
     """Batches, and the parameters that their gradients are computed with.
 
     Args:
@@ -304,11 +305,11 @@ class _Round:
     updates: tf.Tensor
 
 
-_Carried = dict[str, Any]
+Carried = dict[str, Any]
 """The state, the metrics, examples, and what is measured of the steps before, as tensors."""
 
 
-class _ExecutionTrace:
+class ExecutionTrace:
     """What the trace of an execution carries from one step to the next.
 
     Args:
@@ -326,7 +327,7 @@ class _ExecutionTrace:
         iterator: Any,
         rounds: list[int],
         first: tf.Tensor,
-        start: _Carried,
+        start: Carried,
         counts: UpdateCounts,
     ) -> None:
         self._context = context
@@ -336,18 +337,22 @@ class _ExecutionTrace:
         self._phases = start["phases"]
         self.timer = StepTimer(context.rules.phases, *start["time"])
         self.counter = iterations(innermost(context.step.optimizer)).value
-        self.updates = tf.convert_to_tensor(self.counter)
         self.state, self.metrics, self.examples = start["state"], start["metrics"], start["examples"]
         self.logs = start["logs"]
         self.losses: Tensors = []
         self._counts = counts
-        own = learning_rate(innermost(context.step.optimizer))
+        self.updates = self._read_numbers()
+
+    def _read_numbers(self) -> tf.Tensor:
+        """Reads what the updates need, once for all; returns how many there were before."""
+        own = learning_rate(innermost(self._context.step.optimizer))
         self._rate: dict[str, Read] = {}
-        if isinstance(own, keras.Variable):  # read once for all updates
+        if isinstance(own, keras.Variable):
             with tf.device(own.value.device):
                 self._rate = {LEARNING_RATE: Read(tf.identity(own.value))}
+        return tf.convert_to_tensor(self.counter)
 
-    def carried(self) -> _Carried:
+    def carried(self) -> Carried:
         """What the next steps receive."""
         return {
             "state": self.state,
@@ -362,25 +367,46 @@ class _ExecutionTrace:
         """Operations run on the ps that counts updates: the count need not cross the network for each of them."""
         return tf.device(self.counter.device)
 
-    def fetch(self) -> _Round:
+    def fetch(self) -> Round:
         """Reads the next batches, and the current parameters."""
         read = self._reader.next_round(self._next_batch)
         # Nothing is computed, and no update made, before the batches are there.
         pulled = self._context.transport.pull(read.sent, received_after=tf.nest.flatten(read.batches)[:1])
-        return _Round(read, pulled, self.updates)
+        return Round(read, pulled, self.updates)
 
-    def apply(self, gradients: list[Gradient], present: list[bool]) -> tf.Tensor:
-        """See `ParameterServerContext.apply`."""
-        with substituted(innermost(self._context.step.optimizer), self._rate):
-            return self._context.apply(gradients, present, self._counts)
+    def exchange(self, current: Round, *, more: bool) -> tuple[tf.Tensor, Round | None]:
+        """Makes one update of the ps with the gradients of a round.
 
-    def arrived(self, current: _Round, *more: Any) -> None:
+        Args:
+            current: the round.
+            more: whether another round follows.
+
+        Returns:
+            The number of updates applied before; and the next round, if its parameters are there already.
+        """
+        updates, transport = self._context.rules.updates, self._context.transport
+        gradients = self.compute(current)
+        prefetched = self.fetch() if updates.prefetch and more else None
+        pushed = transport.push(gradients, current.pulled)
+        self.timer.end("push", pushed.packed)
+        if updates.delay_compensation:
+            pushed = transport.compensated(pushed, current.pulled, updates.delay_compensation)
+        present = [each is not None for each in gradients]
+        optimizer = innermost(self._context.step.optimizer)
+        with self.timer.during("update"), substituted(optimizer, self._rate):
+            number = self._context.apply(transport.gradients([pushed]), present, self._counts)
+        return number, prefetched
+
+    def end(self) -> None:
+        """Ends the execution, when all of its steps are taken."""
+
+    def arrived(self, current: Round, *more: Any) -> None:
         """Measures when the batches of a round, its parameters and other tensors have arrived."""
         self.timer.end("data", current.read.batches)
         self.timer.end("pull", current.pulled.values, *more)
 
     def gradients(
-        self, current: _Round, parameters: Callable[[], Tensors], update: Update | None = None
+        self, current: Round, parameters: Callable[[], Tensors], update: Update | None = None
     ) -> Iterator[list[Any]]:
         """Yields each batch's gradients.
 
@@ -399,7 +425,7 @@ class _ExecutionTrace:
             self._done += 1
             yield result.gradients
 
-    def compute(self, current: _Round) -> list[Any]:
+    def compute(self, current: Round) -> list[Any]:
         """Returns the mean of the batches' gradients."""
         self.arrived(current)
         gradients = list(self.gradients(current, lambda: current.pulled.values))
@@ -425,6 +451,6 @@ class _ExecutionTrace:
         return mean
 
 
-def _shaped_like(tensors: _Carried, like: _Carried) -> _Carried:
+def shaped_like(tensors: Carried, like: Carried) -> Carried:
     """Tells a loop that its variables keep their shapes."""
     return tf.nest.map_structure(lambda tensor, other: tf.ensure_shape(tensor, other.shape), tensors, like)

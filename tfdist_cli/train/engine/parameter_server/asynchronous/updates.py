@@ -7,10 +7,13 @@ chief, `iterations` is an atomic addition, and seeds follow from the step's numb
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,9 +25,15 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
 from tfdist_cli.train.engine.pacing import Pacing
-from tfdist_cli.train.engine.parameter_server.asynchronous.executions import ExecutionReport, WorkerExecutions
+from tfdist_cli.train.engine.parameter_server.asynchronous.executions import ExecutionReport
 from tfdist_cli.train.engine.parameter_server.asynchronous.schedule import Lane, Schedule, Scheduled, equal_shares
+from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import (
+    SharedExecutions,
+    is_not_answered,
+    new_executions,
+)
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
+from tfdist_cli.train.engine.parameter_server.worker_functions import Messages, Threads, running
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
 from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result
 
@@ -64,10 +73,14 @@ class AsynchronousUpdates:
         self._context = context
         self._updates = context.rules.updates
         self._pace = Pacing(len(context.workers))
-        self._executions = WorkerExecutions(context)
+        self._executions = new_executions(context)
         self._forms: set[tuple[int, bool]] = set()
         """Of executions so far: their steps, and whether they are unrolled; loops count as one form."""
         self._awaited = AwaitedWorkers()
+        self._messages: Messages[Exception] | None = None
+        """The errors of the ps in a run that makes exchanges; None before they answer."""
+        self._run_context = ExitStack()
+        self._is_aborted = False
 
     @classmethod
     def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
@@ -100,12 +113,19 @@ class AsynchronousUpdates:
         A loop that is stopped has not used the numbers of all of its steps. Later steps get higher numbers, so that no
         two steps draw with the same one.
         """
+        with ExitStack() as self._run_context:
+            self._messages = None
+            yield from self._run(iterators, steps, first, size, pause, adapts=adapts)
+
+    def _run(
+        self, iterators: Any, steps: int, first: int, size: int, pause: Pause, *, adapts: bool
+    ) -> Iterator[Execution]:
+        self._begin()
         seeds, done, votes = self._context.seeds, 0, 0
         lanes = self._lanes(iterators, steps)
-        unrolls = partial(self._executions.compiled.is_ready, iterators=iterators)
+        unrolls = partial(self._executions.is_ready, iterators=iterators)
         schedule = Schedule(self._pace, self._updates.steps_per_round, lanes, first + seeds.passed_over, unrolls)
         used, pauses, gives_up = schedule.next_number, False, partial(self._gives_up, pause)
-        self._executions.begin()
         while True:
             pauses = pauses or pause.wanted() or pause.agreed()
             if pauses:
@@ -140,6 +160,32 @@ class AsynchronousUpdates:
     def close(self) -> None:
         """See `UpdateRule.close`."""
         self._executions.compiled.close()
+
+    def _begin(self) -> None:
+        """Begins a run. Exchanges of a run that was aborted are not used again."""
+        if self._is_aborted:
+            self._executions.compiled.close()
+            with self._context.coordinator.strategy.scope():
+                self._executions = new_executions(self._context)
+            self._is_aborted = False
+        self._executions.begin()
+
+    def _serve(self) -> None:
+        """Lets the ps answer the workers, if they share memory, once the first execution of a run is scheduled."""
+        executions, scope = self._executions, self._context.coordinator.strategy.scope
+        if not isinstance(executions, SharedExecutions) or self._messages is not None:
+            return
+        exchanges = executions.exchanges
+
+        def abort(threads: Threads) -> None:
+            self._is_aborted = True
+            exchanges.abort(threads)
+
+        self._messages = queue.SimpleQueue()
+        with scope():
+            functions = exchanges.start()
+        serving = running(functions, self._messages, scope=scope, end=exchanges.stop, abort=abort)
+        self._run_context.enter_context(serving)
 
     def _lanes(self, iterators: Any, steps: int, schedule: Schedule | None = None) -> list[Lane]:
         """Divides steps among the workers of now.
@@ -203,12 +249,16 @@ class AsynchronousUpdates:
     def _schedule(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         self._forms.add((count if unrolled else self._updates.steps_per_round, unrolled))
         function, args = self._call(iterators, number, count, unrolled=unrolled)
-        return self._raising_cause(None, lambda: self._context.coordinator.schedule(function, args=args))
+        scheduled = self._raising_cause(None, lambda: self._context.coordinator.schedule(function, args=args))
+        self._serve()
+        return scheduled
 
     def _run_on(self, worker: Any, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         function, args = self._call(iterators, number, count, unrolled=unrolled)
         with self._context.coordinator.strategy.scope():  # as where it was traced
-            return run_for_result(worker, function, args)
+            running_there = run_for_result(worker, function, args)
+        self._serve()
+        return running_there
 
     def _call(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> tuple[Any, tuple[Any, ...]]:
         function = self._executions.unrolled(count) if unrolled else self._executions.loop
@@ -220,10 +270,18 @@ class AsynchronousUpdates:
         try:
             return call()
         except tf.errors.CancelledError as error:
+            self._raise_failure_of_ps(error)
             self._context.coordinator.join()  # raises the error that the others were cancelled for
             raise_cause(_cause(schedule, error) if schedule else error)
         except Exception as error:  # noqa: BLE001 it is raised again, or its cause
+            self._raise_failure_of_ps(error)
             raise_cause(error)
+
+    def _raise_failure_of_ps(self, error: Exception) -> None:
+        """Raises the error of a ps that answers no more, if a worker's error follows from it."""
+        if self._messages is not None and is_not_answered(error):
+            with contextlib.suppress(queue.Empty):
+                raise_cause(self._messages.get(timeout=_CAUSE_SECONDS))
 
 
 def _cause(schedule: Schedule, cancelled: Exception) -> Exception:

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
-from tfdist_cli.train.cluster.shared_memory.rounds import Layout
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext

@@ -10,9 +10,7 @@ applied.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
@@ -37,6 +35,7 @@ from tfdist_cli.train.engine.parameter_server.worker_functions import (
     receiving,
     run_all,
     running,
+    try_briefly,
 )
 from tfdist_cli.train.engine.step_timer import wait_as_update
 from tfdist_cli.train.tf_compat.coordinator import are_per_worker
@@ -211,9 +210,9 @@ class LockstepUpdates:
             self._order(queues, StepKind.END)
             threads["updates"].join(GRACE_SECONDS)
             self._queues = None
-            _try_briefly(partial(queues.abort, size * self.functions.sequences + 1))
+            try_briefly(partial(queues.abort, size * self.functions.sequences + 1))
             if threads["updates"].is_alive():
-                end_at_exit(partial(_try_briefly, queues.close_commits), threads["updates"])
+                end_at_exit(partial(try_briefly, queues.close_commits), threads["updates"])
 
         scope = self._context.coordinator.strategy.scope
         return running({"updates": apply_updates}, messages, scope=scope, abort=abort)
@@ -223,15 +222,3 @@ def _batch_sizes(context: ParameterServerContext) -> BatchSizes | None:
     """The workers' batches, if they are divided by their speeds."""
     batch = context.step.examples_per_batch
     return None if batch is None else BatchSizes(context.worker_count, batch)
-
-
-def _try_briefly(function: Callable[[], None]) -> None:
-    """Calls a function that may fail, or hang, if a ps is lost; otherwise it takes a moment."""
-
-    def attempt() -> None:
-        with contextlib.suppress(tf.errors.OpError):
-            function()
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(GRACE_SECONDS)

@@ -1,0 +1,60 @@
+"""The arrays that workers and ps write for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.cluster.shared_memory.boards import Array
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays of the boards of a run, which all its tasks know.
+
+    Args:
+        values: those of each ps, the leader first.
+        gradients: those that a worker writes for each ps.
+        report: what a worker writes for the leader besides.
+    """
+
+    values: Sequence[Sequence[Array]]
+    gradients: Sequence[Sequence[Array]]
+    report: Array
+
+    @property
+    def of_worker(self) -> list[Array]:
+        """The arrays of a worker's board."""
+        return [self.report, *(array for own in self.gradients for array in own)]
+
+    def part(self, ps: int) -> slice:
+        """Which arrays of a worker's board are for a ps."""
+        begin = 1 + sum(map(len, self.gradients[:ps]))
+        return slice(begin, begin + len(self.gradients[ps]))
+
+    @property
+    def packed(self) -> np.ndarray:
+        """Its numbers, int64: of the ps, of the report, then of each ps those of its values and gradients."""
+        numbers = [len(self.values), self.report.size]
+        for arrays in (own for each in zip(self.values, self.gradients, strict=True) for own in each):
+            numbers.append(len(arrays))
+            numbers += [number for each in arrays for number in (tf.as_dtype(each.dtype).as_datatype_enum, each.size)]
+        return np.array(numbers, np.int64)
+
+    @classmethod
+    def unpacked(cls, numbers: np.ndarray) -> Layout:
+        """Returns the layout that `packed` gives these numbers of."""
+        count_of_ps, report, *rest = numbers.tolist()
+        left = iter(rest)
+
+        def arrays() -> Iterator[Array]:
+            for _ in range(next(left)):
+                kind = next(left)
+                yield Array(np.dtype(tf.as_dtype(kind).as_numpy_dtype), next(left))
+
+        each = [(tuple(arrays()), tuple(arrays())) for _ in range(count_of_ps)]
+        values, gradients = zip(*each, strict=True)
+        return cls(values, gradients, Array(np.dtype(np.float64), report))
