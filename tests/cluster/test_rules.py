@@ -40,6 +40,9 @@ def trained(tasks, *cases):
 
 
 ONE_WORKER = {
+    "async/dense/adam/1": "async/dense/adam/1",
+    "async/dense/decaying/1": "async/dense/decaying/1",
+    "async/dropping/adam/1": "async/dropping/adam/1",
     "compensated/dense/adam/1": "async/dense/adam/1",
     "push 4/dense/adam/4": "async/dense/adam/4",
     "async/wide/sgd/1": "async/wide/sgd/1",
@@ -98,8 +101,9 @@ if importlib.util.find_spec("keras_rs"):  # needs Python 3.11
     ONE_WORKER["async/features/sgd/1/rows/spread"] = "async/features/sgd/1"
     TWO_WORKERS["sync/features/sgd/2/rows/spread"] = "async/features/sgd/2"
     TWO_WORKERS["sync/features/adagrad/2/rows/spread"] = "async/features/adagrad/2"
+ONE_APART = {case: ONE_WORKER[case] for case in ("async/dense/adam/1", "async/wide/sgd/1", "push 4/dense/adam/4")}
 APART = {case: TWO_WORKERS[case] for case in ("sync/dense/adam/2", "sync/wide/sgd/2", "sync/dense/clipped/2/spread")}
-"""Their tasks share no memory."""
+"""Their tasks share no memory; the first ones have one worker."""
 BY_SPEED = {
     "proportional/dense/adam/2": "async/dense/adam/2",
     "proportional/tables/sgd/2/rows/spread": "async/tables/sgd/2",
@@ -146,6 +150,21 @@ def test_one_worker_equals_one_process(case, same, one_worker, one_process):
     facts = one_worker.facts[case]
     assert (facts["iterations"], facts["losses"]) == (STEPS, STEPS * fold)
     assert facts["examples"] == facts["workers"]["worker:0"]["examples"] == STEPS * fold * BATCH
+    assert facts["workers"]["worker:0"]["staleness"] == [0] * STEPS
+
+
+@pytest.fixture(scope="module")
+def one_worker_apart(request, module_cluster):
+    """The results of 1 worker and 2 ps that share no memory."""
+    return trained(module_cluster(chief=1, ps=2, worker=1, apart=True), *selected(request, "elsewhere"))
+
+
+@pytest.mark.rotates(5, 4)
+@pytest.mark.parametrize(("elsewhere", "same"), ONE_APART.items())
+def test_one_worker_of_another_host_equals_one_process(elsewhere, same, one_worker_apart, one_process):
+    assert one_worker_apart.is_close_to(elsewhere, one_process, same)
+    facts = one_worker_apart.facts[elsewhere]
+    assert (facts["iterations"], facts["losses"]) == (STEPS, STEPS * int(elsewhere.split("/")[3]))
     assert facts["workers"]["worker:0"]["staleness"] == [0] * STEPS
 
 
@@ -314,6 +333,7 @@ def shared_files(process):
 @pytest.mark.parametrize(
     ("mode", "model", "together", "separate"),
     [
+        ("async", "dense/adam", 1, False),
         ("sync 1", "dense/adam", 1, False),
         ("sync", "dense/adam", 2, False),
         ("sync", "dense/adam", 2, True),
@@ -322,7 +342,7 @@ def shared_files(process):
     ],
 )
 def test_a_worker_may_be_killed(mode, model, together, separate, cluster, tmp_path):
-    """With a backup worker the training continues; without, all wait until the worker has been restarted.
+    """With a backup worker, or asynchronous ones, the training continues; else all wait until it has been restarted.
 
     The worker then takes each step with the batch that it would have had.
     """
@@ -335,9 +355,10 @@ def test_a_worker_may_be_killed(mode, model, together, separate, cluster, tmp_pa
     killed.wait()
     if together == 2:
         tasks.start(command, "worker:1")
-    if mode == "sync":  # the new worker's memory is shared, too
+    if mode in ("sync", "async"):  # a new worker's memory is shared, too
         tasks.await_text("chief:0", "epoch 18/20")
-        files = [shared_files(tasks.processes[task].pid) for task in ("worker:0", "worker:1", "ps:0", "ps:1")]
+        left = ["worker:0", "ps:0", "ps:1", *(["worker:1"] if together == 2 else [])]
+        files = [shared_files(tasks.processes[task].pid) for task in left]
         assert max(files) == 0 if separate else min(files) > 2, files
     ended = tasks.finish()
     codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})

@@ -25,6 +25,7 @@ from tfdist_cli.train.engine.parameter_server.asynchronous.unrolled import Unrol
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader, ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
+from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
 from tfdist_cli.train.model.train_step import Tensors, values
@@ -91,6 +92,10 @@ class WorkerExecutions:
         self.unrolled = cache(self._unrolled_function)
         self.compiled = UnrolledFunctions(context, self.unrolled)
         self.loop = self._loop_function()
+
+    def suit(self, workers: Workers) -> bool:  # noqa: ARG002 whichever they are
+        """Whether all workers can take these executions, those included that are about to join."""
+        return True
 
     def is_ready(self, count: int, iterators: Any) -> bool:
         """Whether workers have compiled the function of so many unrolled steps; if not, it will be."""

@@ -31,6 +31,7 @@ from tfdist_cli.train.engine.parameter_server.asynchronous.executions import (
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Pulled, PushedGradients
 from tfdist_cli.train.engine.parameter_server.worker_functions import Threads, try_briefly
+from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.engine.step_timer import time_of
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import apply_on_device, is_divided_by_devices
@@ -335,6 +336,10 @@ class SharedExecutions(WorkerExecutions):
     def __init__(self, context: ParameterServerContext) -> None:
         super().__init__(context)
         self.exchanges = SharedExchanges(context, self._counts, self._stopped)
+
+    def suit(self, workers: Workers) -> bool:
+        """See `WorkerExecutions.suit`."""
+        return workers.share_memory_now
 
     def _trace(self, *arguments: Any, **begun: tf.Tensor) -> SharedTrace:
         return SharedTrace(self._context, *arguments, self._counts, exchanges=self.exchanges, **begun)

@@ -163,7 +163,7 @@ class AsynchronousUpdates:
 
     def _begin(self) -> None:
         """Begins a run. Exchanges of a run that was aborted are not used again."""
-        if self._is_aborted:
+        if self._is_aborted or not self._executions.suit(self._context.workers):
             self._executions.compiled.close()
             with self._context.coordinator.strategy.scope():
                 self._executions = new_executions(self._context)
@@ -212,8 +212,8 @@ class AsynchronousUpdates:
         So a new worker begins with executions of its own, one of each form that is in use.
         """
         workers = self._context.workers
-        if not workers.change:
-            return
+        if not workers.change or not self._executions.suit(workers):
+            return  # one that shares no memory takes part from the next run on
         dynamic = self._updates.worker_steps == "dynamic"
         for worker in workers.take_changes():
             own = partial(self._run_on, worker, iterators)
