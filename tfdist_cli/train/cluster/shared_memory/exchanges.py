@@ -23,6 +23,8 @@ from tfdist_cli.train.cluster.shared_memory.layout import Layout
 NUMBERS_OF_ANSWER = 3
 _LAST = 1 << 62
 """A turn after all others."""
+_GRADIENTS = 0
+"""The turn of all gradients. Only values need two halves: a worker may still read those of before."""
 _CHECK_SECONDS = 1.0
 """How often a task that waits looks whether the others are still there."""
 
@@ -93,7 +95,7 @@ class WorkerExchange:
             gradients: those for the leader first; none unless an update is wanted.
         """
         self._turn += 1
-        self._board.write(self._turn, [report, *gradients])
+        self._board.write(_GRADIENTS, [report, *gradients])  # all ps have answered: none reads the last ones any more
         message = _Message.REQUEST, self._key, self._turn, wanted
         self.is_over = self.is_over or not all(each.pipe.send(*message) for each in self._ps)
 
@@ -189,7 +191,7 @@ class PsExchanges:
             elif message[0] == _Message.REQUEST and message[1] in self._workers:
                 _, key, turn, wanted, *_ = message
                 self._asked = key, turn, Wanted(wanted)
-                arrays = self._workers[key].read(turn)
+                arrays = self._workers[key].read(_GRADIENTS)
                 return Request(Wanted(wanted), arrays[0], arrays[self._gradients])
 
     def answer(self, numbers: Sequence[int], values: Sequence[np.ndarray]) -> None:

@@ -233,8 +233,12 @@ class SharedExchanges:
         try:
             serve()
         except Exception:
-            try_briefly(self._operations.close)  # workers would wait for the answers
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Lets workers that wait know that there will be no answer, where no ps takes requests."""
+        try_briefly(self._operations.close)
 
     def stop(self) -> None:
         """Ends what the ps run, when all exchanges are made."""

@@ -182,8 +182,13 @@ class AsynchronousUpdates:
             exchanges.abort(threads)
 
         self._messages = queue.SimpleQueue()
-        with scope():
-            functions = exchanges.start()
+        try:
+            with scope():
+                functions = exchanges.start()
+        except Exception:
+            self._is_aborted = True
+            exchanges.close()
+            raise
         serving = running(functions, self._messages, scope=scope, end=exchanges.stop, abort=abort)
         self._run_context.enter_context(serving)
 
