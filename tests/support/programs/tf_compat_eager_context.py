@@ -42,7 +42,7 @@ except tf.errors.OpError:
 else:
     raise AssertionError("a value that nobody stores")
 assert eager_context.answers(OWN, 5)
-assert eager_context.cluster_addresses() == [address]
+assert eager_context.cluster_addresses() == []  # mirrored workers drive no cluster
 
 replace_older_datasets(lambda older: recreated_on(older, "/device:CPU:0"))
 assert sorted(numbers.map(lambda number: number + 1).prefetch(1).as_numpy_iterator()) == [1, 3, 5, 7, 9, 11]

@@ -244,6 +244,7 @@ def test_an_operation_that_a_format_lacks_is_an_error(form, tmp_path):
 
 @pytest.mark.slow
 def test_quantized_weights_take_a_quarter_and_predict_nearly_the_same(tmp_path):
+    keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2000, "relu"), layers.Dense(40), layers.Dense(1)])
     model.compile("adam", "mse")
     paths = [tfdist.export(model, tmp_path / str(each), quantize=each) for each in (None, "int8")]

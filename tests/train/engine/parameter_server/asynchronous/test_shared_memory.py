@@ -164,5 +164,5 @@ def test_the_ps_computes_the_rate_of_a_schedule(context):
 
 
 def test_a_failure_that_follows_from_that_of_a_ps_is_told_apart():
-    assert is_not_answered(tf.errors.UnknownError(None, None, "NotAnswered: a ps has ended"))
-    assert not is_not_answered(tf.errors.UnknownError(None, None, "another one"))
+    errors = [tf.errors.UnknownError(None, None, text) for text in ("NotAnswered: a ps has ended", "another one")]
+    assert [is_not_answered(each) for each in errors] == [True, False]
