@@ -111,6 +111,18 @@ def test_a_worker_that_waits_fails_when_all_are_aborted(exchanges):
     exchanges.abort()  # again
 
 
+def test_what_a_failed_function_had_borrowed_is_dropped_after_the_end(exchanges):
+    number = exchanges.borrow()
+    exchanges.request(number, Wanted.VALUES, RATE, [])
+    exchanges.close()
+    exchange_operations._process._drop_ended()
+    assert not exchange_operations._process._of_worker
+    with pytest.raises(tf.errors.UnknownError) as raised:  # a function of before that goes on
+        exchanges.await_answer(number)
+    assert is_not_answered(raised.value)
+    exchanges.give_back(number)
+
+
 def test_what_has_ended_is_dropped(exchanges):
     exchanges.give_back(exchanges.borrow())
     exchanges.close()

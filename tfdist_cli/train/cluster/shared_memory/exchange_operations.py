@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.cluster.shared_memory.exchanges import NUMBERS_OF_ANSWER, PsExchanges, Wanted, WorkerExchange
+from tfdist_cli.train.cluster.shared_memory.exchanges import (
+    NUMBERS_OF_ANSWER,
+    NotAnswered,
+    PsExchanges,
+    Wanted,
+    WorkerExchange,
+)
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
@@ -93,20 +98,32 @@ class _Process:
         return np.array(number)
 
     def _request(self, number: np.ndarray, wanted: np.ndarray, report: np.ndarray, *gradients: np.ndarray) -> Any:
-        self._of_worker[int(number)][1].request(Wanted(int(wanted)), report, gradients)
+        self._exchange(number).request(Wanted(int(wanted)), report, gradients)
         return number
 
     def _await(self, number: np.ndarray) -> list[np.ndarray]:
-        numbers, values = self._of_worker[int(number)][1].answer()
+        numbers, values = self._exchange(number).answer()
         return [np.array(numbers), *values]
+
+    def _exchange(self, number: np.ndarray) -> WorkerExchange:
+        found = self._of_worker.get(int(number))
+        if found is None:
+            raise NotAnswered("the training was aborted")
+        return found[1]
 
     def _give_back(self, number: np.ndarray) -> np.ndarray:
         with self._lock:
-            key, exchange = self._of_worker.pop(int(number))
-            self._free.setdefault(key, []).append(exchange)
+            borrowed = self._of_worker.pop(int(number), None)
+            if borrowed:
+                key, exchange = borrowed
+                self._free.setdefault(key, []).append(exchange)
         return number
 
     def _drop_ended(self) -> None:
+        """Closes what has ended; a function that failed has not given back what it had borrowed."""
+        for number, (_, exchange) in list(self._of_worker.items()):
+            if exchange.close_if_ended():
+                del self._of_worker[number]
         for key, free in list(self._free.items()):
             self._free[key] = [exchange for exchange in free if not exchange.close_if_ended()]
             if not self._free[key]:
@@ -134,17 +151,9 @@ class Exchanges:
         self._packed = layout.packed
         # Called once or twice each: TensorFlow would warn of many functions that are traced and hardly called.
         self._on_each_ps = cache(self._function_on_each_ps)
-        opened = tf.function(self._opened, autograph=False).get_concrete_function()
-        self._ps = opened().numpy()
+        opened = tf.function(lambda: layout.opened_on(devices, _OPEN), autograph=False)
+        self._ps = opened.get_concrete_function()().numpy()
         """The identities of all ps, uint8, shape (ps, bytes)."""
-
-    def _opened(self) -> tf.Tensor:
-        identities = []
-        for number, device in enumerate(self._devices):
-            with tf.device(device):
-                (own,) = call_registered(_OPEN, [tf.constant(number), self._packed], [tf.uint8])
-                identities.append(tf.ensure_shape(unordered(own), [IDENTITY_BYTES]))
-        return tf.stack(identities)
 
     def _function_on_each_ps(self, name: str) -> Any:
         def call() -> None:

@@ -11,6 +11,7 @@ find no pipe: then the ps forgets the board.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -73,6 +74,9 @@ class WorkerExchange:
         self._values = _values(layout, 0, len(ps))
         self._key = key_of(self._board.identity)
         self._turn = 0
+        self._is_closed = False
+        self._used = threading.Lock()
+        """Held while the board is used."""
         self._ps: list[OthersBoard] = []
         self._turns = [0] * len(ps)
         """From each ps that of its last answer."""
@@ -94,10 +98,11 @@ class WorkerExchange:
             report: numbers for the ps.
             gradients: those for the leader first; none unless an update is wanted.
         """
-        self._turn += 1
-        self._board.write(_GRADIENTS, [report, *gradients])  # all ps have answered: none reads the last ones any more
-        message = _Message.REQUEST, self._key, self._turn, wanted
-        self.is_over = self.is_over or not all(each.pipe.send(*message) for each in self._ps)
+        with self._used:
+            self._turn += 1
+            self._board.write(_GRADIENTS, [report, *gradients])  # all ps have answered: none reads the last ones
+            message = _Message.REQUEST, self._key, self._turn, wanted
+            self.is_over = self.is_over or not all(each.pipe.send(*message) for each in self._ps)
 
     def answer(self) -> tuple[Sequence[int], list[np.ndarray]]:
         """Waits for the answers to the last request.
@@ -108,20 +113,32 @@ class WorkerExchange:
         Raises:
             NotAnswered: there will be none.
         """
-        while not self.is_over and any(turn < self._turn for turn in self._turns):
-            self._receive()
+        with self._used:
+            while not self.is_over and any(turn < self._turn for turn in self._turns):
+                self._receive()
         if self.is_over:
             raise NotAnswered("a ps has ended")
         return self._numbers, self._board.read(self._turn)[self._values]
 
     def close_if_ended(self) -> bool:
-        """Closes the board if a ps takes no more requests; returns whether it does not. Nothing may use it."""
-        self.is_over = self.is_over or any(each.has_ended for each in self._ps)
-        if self.is_over:
-            self._board.close()
-            for each in self._ps:
-                each.close()
+        """Closes the board if a ps takes no more requests and nothing uses it; returns whether it is closed."""
+        if not self._used.acquire(blocking=False):
+            return False
+        try:
+            self.is_over = self.is_over or any(each.has_ended for each in self._ps)
+            if self.is_over:
+                self._close()
+        finally:
+            self._used.release()
         return self.is_over
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._board.close()
+        for each in self._ps:
+            each.close()
 
     def _receive(self) -> None:
         message = self._board.pipe.receive(_CHECK_SECONDS)

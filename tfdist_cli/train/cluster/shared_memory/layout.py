@@ -9,6 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
+from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.tf_compat.data import call_registered
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,22 @@ class Layout:
         each = [(tuple(arrays()), tuple(arrays())) for _ in range(count_of_ps)]
         values, gradients = zip(*each, strict=True)
         return cls(values, gradients, Array(np.dtype(np.float64), report))
+
+    def opened_on(self, devices: Sequence[str], function: str, *arguments: tf.Tensor) -> tf.Tensor:
+        """Opens the boards of all ps; called in a function.
+
+        Args:
+            devices: the ps, the leader first.
+            function: the registered function that opens a ps's: the number of the ps, the arguments, `packed` → its
+                identity.
+            arguments: the others.
+
+        Returns:
+            The identities, uint8, shape (ps, bytes).
+        """
+        identities = []
+        for number, device in enumerate(devices):
+            with tf.device(device):
+                (own,) = call_registered(function, [tf.constant(number), *arguments, self.packed], [tf.uint8])
+                identities.append(tf.ensure_shape(unordered(own), [IDENTITY_BYTES]))
+        return tf.stack(identities)

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
@@ -133,12 +132,7 @@ class Rounds:
 
     def _opened(self, workers: tf.Tensor) -> tf.Tensor:
         """Opens a run on each ps; returns the identities of their boards, uint8, shape (ps, bytes)."""
-        identities = []
-        for number, device in enumerate(self._devices):
-            with tf.device(device):
-                (own,) = call_registered(_OPEN, [tf.constant(number), workers, self._packed], [tf.uint8])
-                identities.append(tf.ensure_shape(unordered(own), [IDENTITY_BYTES]))
-        return tf.stack(identities)
+        return self._layout.opened_on(self._devices, _OPEN, workers)
 
     def _aborted(self, ps: tf.Tensor) -> None:
         """Aborts a run on each ps."""

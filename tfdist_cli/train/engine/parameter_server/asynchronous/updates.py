@@ -261,9 +261,9 @@ class AsynchronousUpdates:
     def _run_on(self, worker: Any, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         function, args = self._call(iterators, number, count, unrolled=unrolled)
         with self._context.coordinator.strategy.scope():  # as where it was traced
-            running_there = run_for_result(worker, function, args)
+            remote = run_for_result(worker, function, args)
         self._serve()
-        return running_there
+        return remote
 
     def _call(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> tuple[Any, tuple[Any, ...]]:
         function = self._executions.unrolled(count) if unrolled else self._executions.loop
