@@ -137,7 +137,11 @@ FASTER_WITH_XLA = frozenset(
         "mlp:keras_64",
         "mlp:keras_128",
         "mlp_large:ps_async",
+        "mlp_large:ps_sync",
+        "mlp_large:mirrored",
         "mlp_large:single",
+        "mlp_large:keras_256",
+        "mlp_large:keras_512",
     }
 )
 """The sides of the grid that train faster with XLA (see `tuning`): `model:placement` of tfdist, `model:keras_batch`."""

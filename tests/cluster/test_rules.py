@@ -320,6 +320,8 @@ def test_two_of_three_workers_make_an_update(three_workers):
 
 LONG = 10 * STEPS
 """Steps of a training in which a worker is killed."""
+EXECUTION = 6
+"""Steps of an execution in it."""
 
 
 def shared_files(process):
@@ -344,7 +346,8 @@ def shared_files(process):
 def test_a_worker_may_be_killed(mode, model, together, separate, cluster, tmp_path):
     """With a backup worker, or asynchronous ones, the training continues; else all wait until it has been restarted.
 
-    The worker then takes each step with the batch that it would have had.
+    The worker then takes each step with the batch that it would have had. The steps of an asynchronous worker's
+    execution are taken again by another one, those included whose updates it has made.
     """
     tasks, case = cluster(chief=1, ps=2, worker=2, apart=separate), f"{mode}/{model}/1/long"
     command = program("rules.py", "out", case)
@@ -364,7 +367,9 @@ def test_a_worker_may_be_killed(mode, model, together, separate, cluster, tmp_pa
     codes = dict.fromkeys(tasks.tasks, 0) | ({"worker:1": -signal.SIGKILL} if together == 1 else {})
     assert {task: one.code for task, one in ended.items()} == codes, tasks.outputs()
     facts = ended["chief:0"].result[case]
-    assert (facts["iterations"], facts["losses"], facts["examples"]) == (LONG, LONG, LONG * together * BATCH)
+    made_again = facts["iterations"] - LONG
+    assert 0 <= made_again < (EXECUTION + 1 if mode == "async" else 1)
+    assert (facts["losses"], facts["examples"]) == (LONG, LONG * together * BATCH)
     assert sum(worker["batches"] for worker in facts["workers"].values()) == LONG * together
     if together == 2:
         same = f"async/{model}/2/long"

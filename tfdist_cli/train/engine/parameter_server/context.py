@@ -22,12 +22,13 @@ from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
-from tfdist_cli.train.optimizers.apply import apply
+from tfdist_cli.train.optimizers.apply import apply, apply_on_device, is_divided_by_devices
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.optimizers.terms import Terms, split_gradient
-from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
+from tfdist_cli.train.optimizers.update_numbers import UpdateCounts, learning_rate_at
 from tfdist_cli.train.tf_compat.coordinator import Cancellation, as_coordinator_calls, concrete_on, failure_of, is_dead
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations, learning_rate
 from tfdist_cli.train.variables.sharding import Gradient, assign, parts
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -87,6 +88,51 @@ class ParameterServerContext:
         given = [gradient if depends else None for gradient, depends in zip(gradients, present, strict=True)]
         with nullcontext() if self.rules.optimized else kernels_disabled():
             return apply(self.step.optimizer, given, self.step.parameters, self.rate, counts=counts)
+
+    @property
+    def updates_divide(self) -> bool:
+        """Whether each ps can make its part of an update alone."""
+        step, stored = self.step, [parts(variable) for variable in self.step.parameters]
+        devices = {bucket.device for bucket in self.transport.buckets}
+        return (
+            self.rules.optimized
+            and all(len(own) == 1 and own[0].shape.is_fully_defined() for own in stored)
+            and is_divided_by_devices(step.optimizer, step.parameters)
+            and iterations(step.optimizer).value.device in devices
+        )
+
+    def sent_rate(self) -> tf.Tensor:
+        """What each ps needs of the learning rate for `apply_on`, float64, shape (): zero if it computes it itself."""
+        rate = learning_rate(self.step.optimizer)
+        if not isinstance(rate, keras.Variable):
+            return tf.zeros([], tf.float64)
+        return tf.cast(tf.identity(tf.convert_to_tensor(rate.value)), tf.float64)
+
+    def apply_on(
+        self, device: str, gradients: list[Gradient], present: list[bool], counts: UpdateCounts, sent_rate: tf.Tensor
+    ) -> tf.Tensor:
+        """Makes the part of an update that is on one ps, called on it, see `is_divided_by_devices`.
+
+        Args:
+            device: the ps.
+            gradients: one per parameter, by shards; those of other ps are not used.
+            present: which parameters the loss depends on.
+            counts: of the updates on each ps.
+            sent_rate: see `sent_rate`.
+
+        Returns:
+            How many updates were applied before this one.
+        """
+        optimizer, parameters = self.step.optimizer, self.step.parameters
+        number = counts.on(device).assign_add(1, read_value=True) - 1
+        rate = learning_rate(optimizer)
+        own_rate = (lambda: tf.cast(sent_rate, rate.dtype)) if isinstance(rate, keras.Variable) else rate
+        given = [
+            gradient if depends and parts(variable)[0].device == device else None
+            for gradient, depends, variable in zip(gradients, present, parameters, strict=True)
+        ]
+        apply_on_device(optimizer, given, parameters, (learning_rate_at(own_rate, number, self.rate), number))
+        return number
 
     def apply_within(self, optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]) -> tf.Tensor:
         """Makes an update of a worker's step; returns how many updates the optimizer has made before this one.

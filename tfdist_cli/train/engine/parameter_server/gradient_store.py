@@ -25,6 +25,7 @@ from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, counters_read_after
 from tfdist_cli.train.model.train_step import StepResult, Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.variables.sharding import parts
@@ -285,6 +286,23 @@ class GradientStore:
         """Applies the mean of gradients on the ps."""
         context = self.context
         context.apply(context.transport.gradients(pushed, self._piggyback_bucket), self._present)
+
+    def apply_mean_alone(
+        self, pushed: Sequence[PushedGradients], counts: UpdateCounts, rates: OnEachPs, awaited: OnEachPs
+    ) -> None:
+        """Applies the mean of gradients; each ps makes its part without a message.
+
+        Args:
+            pushed: the gradients of each worker.
+            counts: of the updates on each ps.
+            rates: `ParameterServerContext.sent_rate`, on each ps.
+            awaited: awaited before an update is counted.
+        """
+        context = self.context
+        gradients = context.transport.gradients(pushed)
+        for device in dict.fromkeys(bucket.device for bucket in context.transport.buckets):
+            with tf.device(device), tf.control_dependencies([awaited[device]]):
+                context.apply_on(device, gradients, self._present, counts, rates[device])
 
     def take(self, keys: OnEachPs) -> PushedGradients:
         """Takes the gradient that is stored under a key from the store."""

@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory import exchange_operations
 from tfdist_cli.train.cluster.shared_memory.exchanges import Wanted
-from tfdist_cli.train.engine.parameter_server.asynchronous import shared_memory
+from tfdist_cli.train.engine.parameter_server import context as context_module
 from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import (
     SharedExchanges,
     is_not_answered,
     suits,
 )
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 
@@ -27,13 +28,21 @@ def training(optimizer, **updates):
         parameters = [keras.Variable(np.float32([[1, 2, 3], [4, 5, 6]])), keras.Variable(np.float32([7, 8]))]
         optimizer.build(parameters)
     changed = {"local_steps": 1, "prefetch": False, "delay_compensation": 0.0, **updates}
-    return SimpleNamespace(
+    return Training(
         workers=Workers([0, 1]),
         transport=Transport(parameters, shared=True),
         step=SimpleNamespace(updates_within=False, parameters=parameters, optimizer=optimizer),
         rules=SimpleNamespace(optimized=True, updates=SimpleNamespace(**changed)),
         rate=None,
     )
+
+
+class Training(SimpleNamespace):
+    """What decides, and makes updates, in a training."""
+
+    updates_divide = ParameterServerContext.updates_divide
+    sent_rate = ParameterServerContext.sent_rate
+    apply_on = ParameterServerContext.apply_on
 
 
 class Workers(list):
@@ -91,7 +100,7 @@ def test_each_ps_has_to_make_its_part_of_an_update_alone(context, optimizer, sui
 
 def test_an_optimizer_that_counts_elsewhere_does_not_suit(context, monkeypatch):
     elsewhere = SimpleNamespace(value=SimpleNamespace(device="/job:ps/replica:0/task:1/device:CPU:0"))
-    monkeypatch.setattr(shared_memory, "iterations", lambda _: elsewhere)
+    monkeypatch.setattr(context_module, "iterations", lambda _: elsewhere)
     assert not suits(context)
 
 

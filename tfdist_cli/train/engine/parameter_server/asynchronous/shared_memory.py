@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -34,12 +33,10 @@ from tfdist_cli.train.engine.parameter_server.worker_functions import Threads, t
 from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.engine.step_timer import time_of
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.optimizers.apply import apply_on_device, is_divided_by_devices
-from tfdist_cli.train.optimizers.update_numbers import UpdateCounts, learning_rate_at
+from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
-from tfdist_cli.train.tf_compat.keras_optimizer import iterations, learning_rate
-from tfdist_cli.train.variables.sharding import parts
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 
 
 def suits(context: ParameterServerContext) -> bool:
@@ -47,17 +44,11 @@ def suits(context: ParameterServerContext) -> bool:
     step, transport, updates = context.step, context.transport, context.rules.updates
     if not (transport.shared and context.workers.share_memory_now) or transport.has_tables or not transport.buckets:
         return False
-    if len(context.workers) != context.workers.most or step.updates_within or not context.rules.optimized:
+    if len(context.workers) != context.workers.most or step.updates_within:
         return False
     if updates.local_steps > 1 or updates.prefetch or updates.delay_compensation:
         return False
-    stored = [parts(variable) for variable in step.parameters]
-    devices = {bucket.device for bucket in transport.buckets}
-    return (
-        all(len(own) == 1 and own[0].shape.is_fully_defined() for own in stored)
-        and is_divided_by_devices(step.optimizer, step.parameters)
-        and iterations(step.optimizer).value.device in devices
-    )
+    return context.updates_divide
 
 
 def is_not_answered(error: Exception) -> bool:
@@ -101,7 +92,6 @@ class SharedExchanges:
         """Which parameters have a gradient; known when a worker's function has been traced."""
         self._functions: dict[str, Any] = {}
         """What each ps runs, by the name of a thread."""
-        self._rate = learning_rate(context.step.optimizer)
 
     def _layout(self) -> Layout:
         values: dict[str, list[Array]] = {device: [] for device in self._devices}
@@ -114,9 +104,7 @@ class SharedExchanges:
 
     def rate(self) -> tf.Tensor:
         """What an execution sends of the learning rate, float64, shape (1,); called on a worker."""
-        if not isinstance(self._rate, keras.Variable):
-            return tf.zeros([1], tf.float64)  # the ps computes it
-        return tf.reshape(tf.cast(tf.identity(tf.convert_to_tensor(self._rate.value)), tf.float64), [1])
+        return tf.reshape(self._context.sent_rate(), [1])
 
     def begin(self, ready: Sequence[tf.Tensor]) -> tf.Tensor:
         """Begins the exchanges of an execution, once some tensors are there; returns their number."""
@@ -204,22 +192,14 @@ class SharedExchanges:
     def _update(self, device: str, rate: tf.Tensor, arrays: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
         """Applies a worker's gradients on a ps; returns how many updates there were before, and how many there are."""
         left = iter(arrays)
-        transport, step = self._context.transport, self._context.step
+        transport = self._context.transport
         packed = [next(left) if bucket.device == device else None for bucket in transport.buckets]
         arrived = [
             None if own is None else tf.cast(own, bucket.dtype)
             for own, bucket in zip(packed, transport.buckets, strict=True)
         ]
         gradients = transport.gradients([PushedGradients(arrived, [[] for _ in arrived])])
-        number = self._counts.on(device).assign_add(1, read_value=True) - 1
-        is_sent = isinstance(self._rate, keras.Variable)
-        own = (lambda: tf.cast(rate, self._rate.dtype)) if is_sent else self._rate
-        current = learning_rate_at(own, number, self._context.rate)
-        given = [
-            each if depends and each[0] is not None else None
-            for each, depends in zip(gradients, self._present, strict=True)
-        ]
-        apply_on_device(step.optimizer, given, step.parameters, (current, number))
+        number = self._context.apply_on(device, gradients, self._present, self._counts, rate)
         return number, number + 1
 
     def start(self) -> dict[str, Callable[[], None]]:

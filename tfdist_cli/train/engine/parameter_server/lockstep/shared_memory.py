@@ -29,6 +29,7 @@ from tfdist_cli.train.engine.parameter_server.transport import Bucket, Pulled, P
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.embeddings import Lookup
 from tfdist_cli.train.model.train_step import Tensors
+from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import ps_devices
 from tfdist_cli.train.variables.sharding import parts
@@ -60,11 +61,12 @@ class SharedOrders(Orders):
     Args:
         rounds: the operations.
         workers: how many workers there are.
+        counts: of the updates on each ps, if each counts its own.
     """
 
-    def __init__(self, rounds: Rounds, workers: int) -> None:
+    def __init__(self, rounds: Rounds, workers: int, counts: UpdateCounts | None) -> None:
         super().__init__()
-        self._rounds, self._workers = rounds, workers
+        self._rounds, self._workers, self._counts = rounds, workers, counts
         self._ps: Any = None
         """The identities of the boards of all ps, once the run has started."""
 
@@ -79,6 +81,8 @@ class SharedOrders(Orders):
 
     def start(self, sequence: int) -> None:  # noqa: ARG002 a run has boards of its own
         """See `TokenQueues.start`."""
+        if self._counts is not None:
+            self._counts.begin()
         self._ps = self._rounds.opened(tf.constant(self._workers))
 
     def abort(self, times: int) -> None:  # noqa: ARG002 no worker takes a token before it looks at it
@@ -94,6 +98,7 @@ class SharedLockstepFunctions(LockstepFunctions):
 
     Attributes:
         rounds: the operations with which they meet.
+        counts: of the updates on each ps, if each makes its part of an update alone.
     """
 
     reports_with_gradients = False
@@ -102,6 +107,7 @@ class SharedLockstepFunctions(LockstepFunctions):
         self.divide_state(context)
         super().__init__(context, before=before)
         self.rounds: Rounds = before.rounds if before else Rounds(self.devices, self._layout_of_boards())
+        self.counts: UpdateCounts | None = before.counts if before else _counts(context)
         self.clear = lambda: None  # nothing is stored
 
     def divide_state(self, context: ParameterServerContext) -> None:
@@ -112,7 +118,7 @@ class SharedLockstepFunctions(LockstepFunctions):
 
     def new_orders(self) -> Orders:
         """See `LockstepFunctions.new_orders`."""
-        return SharedOrders(self.rounds, self._workers)
+        return SharedOrders(self.rounds, self._workers, self.counts)
 
     @property
     def _buckets(self) -> Sequence[Bucket]:
@@ -220,10 +226,12 @@ class SharedLockstepFunctions(LockstepFunctions):
 
         def chunk(handles: Handles, count: int, _: tf.Tensor, *sequences: tf.Tensor) -> list[Any]:
             following, reports = token_queues.next_order(handles)[0], []
+            with tf.device(leader):
+                rates = self.store.copied(self.store.context.sent_rate()) if self.counts is not None else {}
             now = dict(zip(self.devices, sequences, strict=True))
             for number in range(count):
                 kind = following if number + 1 == count else tf.constant(_IN_CHUNK, tf.int64)
-                report, now = self._update_of_round(handles, now, kind)
+                report, now = self._update_of_round(handles, now, kind, rates)
                 reports.append(report)
             with tf.device(leader):
                 result = after(tf.stack(reports), now.values())
@@ -257,13 +265,16 @@ class SharedLockstepFunctions(LockstepFunctions):
             shown = self._shown(self.devices[number], first=first)
         return self.rounds.publish(number, handles["ps"][0], after(sequence, done), kind, shown)  # it may show nothing
 
-    def _update_of_round(self, handles: Handles, now: OnEachPs, kind: tf.Tensor) -> tuple[tf.Tensor, OnEachPs]:
+    def _update_of_round(
+        self, handles: Handles, now: OnEachPs, kind: tf.Tensor, rates: OnEachPs
+    ) -> tuple[tf.Tensor, OnEachPs]:
         """Makes the update of a round, and lets the next one begin.
 
         Args:
             handles: see `SharedOrders.handles`.
             now: the sequence number, on each ps.
             kind: that of the next token.
+            rates: `ParameterServerContext.sent_rate`, on each ps, if each counts its own updates.
 
         Returns:
             The step reports, on the leader, with the seconds that the update took behind them, if measured; and the
@@ -282,7 +293,8 @@ class SharedLockstepFunctions(LockstepFunctions):
         with tf.device(leader):
             state = self.layout.mean_state(reports, tf.ones([self._workers], tf.float64))
         keys = store.on_each_ps(lambda own: tf.fill([self._workers], own), now)
-        changed = store.apply(keys, state, lambda *_: store.apply_mean(self._pushed(gradients)))
+        make = partial(self._make_update, gradients, rates, collected_on)
+        changed = store.apply(keys, state, make)
         following, spans = {}, []
         for number, device in enumerate(self.devices):
             done = [collected_on[device], *store.on_device(device, changed)]
@@ -294,6 +306,12 @@ class SharedLockstepFunctions(LockstepFunctions):
             seconds = [tf.fill([self._workers, 1], tf.reduce_max(tf.stack(spans)))] if spans else []
             return tf.concat([reports, *seconds], axis=1), following
 
+    def _make_update(self, gradients: dict[str, list[Tensors]], rates: OnEachPs, awaited: OnEachPs, *_: Any) -> None:
+        if self.counts is None:
+            self.store.apply_mean(self._pushed(gradients))
+        else:
+            self.store.apply_mean_alone(self._pushed(gradients), self.counts, rates, awaited)
+
     def _pushed(self, gradients: dict[str, list[Tensors]]) -> list[PushedGradients]:
         """The gradients of each worker, from the arrays on each ps."""
         pushed = []
@@ -301,3 +319,9 @@ class SharedLockstepFunctions(LockstepFunctions):
             left = {device: iter(own[worker]) for device, own in gradients.items()}
             pushed.append(self.store.context.transport.arrived([next(left[each.device]) for each in self._buckets]))
         return pushed
+
+
+def _counts(context: ParameterServerContext) -> UpdateCounts | None:
+    """Counts the updates on each ps, if each makes its part of an update alone."""
+    stored = (part for variable in context.step.parameters for part in parts(variable))
+    return UpdateCounts(context.step.optimizer, stored) if context.updates_divide else None
