@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,8 +11,8 @@ from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
-from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory
-from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
+from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory, token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, SharedOrders, suits
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 
@@ -122,3 +123,23 @@ def test_a_ps_that_shows_nothing_more_waits_for_its_part_of_the_update_too(conte
         if each.type == "PyFunc"
     ]
     assert [each.name for each in published.inputs[1].op.control_inputs] == ["collected_1"]  # after its argument
+
+
+def test_each_ps_counts_its_updates_if_it_makes_its_part_alone(context):
+    optimizer, weight = keras.optimizers.SGD(), keras.Variable([0.0])
+    optimizer.build([weight])
+    context.step = SimpleNamespace(optimizer=optimizer, parameters=[weight])
+    for divide in (True, False):
+        context.updates_divide = divide
+        counts = shared_memory._counts(context)
+        assert (counts is not None) is divide
+        assert not divide or counts.on(weight.value.device) is optimizer.iterations.value
+
+
+def test_a_run_starts_with_the_optimizers_count(monkeypatch):
+    monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
+    done = []
+    counts = SimpleNamespace(begin=lambda: done.append("counts"))
+    rounds = SimpleNamespace(opened=lambda workers: done.append(int(workers)))
+    SharedOrders(rounds, 2, counts).start(0)
+    assert done == ["counts", 2]
