@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.contests import Outcome
 from benchmarks.figures import Comparison
+from benchmarks.grid import Contest
 from tfdist_cli.bench.figures import Spread
 from tfdist_cli.bench.plot import figure
 
@@ -16,11 +17,13 @@ _TITLE_WIDTH = 52
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     """Plots each contest's paired ratios."""
-    ratios = {
-        f"{outcome.contest.title}, against {outcome.contest.peer.name}": Comparison(outcome.ours, outcome.peer).paired
-        for outcome in outcomes
-    }
-    plot_ratios(ratios, path)
+    plot_ratios({title(each.contest): Comparison(each.ours, each.peer).paired for each in outcomes}, path)
+
+
+def title(contest: Contest) -> str:
+    """The title of a contest's bar."""
+    wire = contest.ours.work.wire
+    return f"{contest.title}{'' if wire == 'float32' else f', {wire}'}, against {contest.peer.name}"
 
 
 def plot_ratios(ratios: Mapping[str, Spread], path: Path) -> None:

@@ -163,7 +163,6 @@ def test_the_ps_computes_the_rate_of_a_schedule(context):
     context.step, context.transport = changed.step, changed.transport
     found = SharedExchanges.__new__(SharedExchanges)
     found._context, found._present = context, [True, True]
-    found._rate = context.step.optimizer._learning_rate
     found._counts = UpdateCounts(context.step.optimizer, [each.value for each in context.step.parameters])
     before = context.step.parameters[0].numpy().copy()
     for rate in (0.5, 0.25):
