@@ -73,6 +73,8 @@ class UpdateCounts:
             count = int(self._iterations.numpy())
             for own in self._own.values():
                 own.assign(count)
+            for own in self._own.values():
+                own.numpy()  # when it is read, it is assigned: an operation on another task may be done any time later
 
     def numbers(
         self,

@@ -12,7 +12,7 @@ from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory, token_queues
-from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, SharedOrders, suits
+from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
 from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 
@@ -136,10 +136,15 @@ def test_each_ps_counts_its_updates_if_it_makes_its_part_alone(context):
         assert not divide or counts.on(weight.value.device) is optimizer.iterations.value
 
 
-def test_a_run_starts_with_the_optimizers_count(monkeypatch):
+def test_a_run_begins_with_the_optimizers_count_and_a_rehearsal_beside_one_leaves_it(monkeypatch):
     monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
     done = []
-    counts = SimpleNamespace(begin=lambda: done.append("counts"))
-    rounds = SimpleNamespace(opened=lambda workers: done.append(int(workers)))
-    SharedOrders(rounds, 2, counts).start(0)
-    assert done == ["counts", 2]
+    functions = SharedLockstepFunctions.__new__(SharedLockstepFunctions)
+    functions.counts = SimpleNamespace(begin=lambda: done.append("counts"))
+    functions.rounds = SimpleNamespace(opened=lambda workers: done.append(int(workers)))
+    functions._workers = 2
+    orders = functions.new_orders()
+    orders.start(0)
+    assert done == [2]  # also when functions are rehearsed
+    functions.begin()
+    assert done == [2, "counts"]

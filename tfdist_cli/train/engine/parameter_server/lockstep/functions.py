@@ -82,6 +82,9 @@ class LockstepFunctions:
         """Returns what chief, ps and workers send each other in one or several runs."""
         return TokenQueues(self.devices, self._workers, self.layout.size, divides=self._divides)
 
+    def begin(self) -> None:
+        """Begins a run. No update is under way, as there may be one in a rehearsal."""
+
     def _step_parts(self, context: ParameterServerContext) -> list[StepPart]:
         planned = context.step.updates if context.step.updates_within else ()
         return [StepPart(context, each, f"{self.store.name}-part{number}") for number, each in enumerate(planned)]

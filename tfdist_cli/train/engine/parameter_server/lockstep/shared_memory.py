@@ -61,12 +61,11 @@ class SharedOrders(Orders):
     Args:
         rounds: the operations.
         workers: how many workers there are.
-        counts: of the updates on each ps, if each counts its own.
     """
 
-    def __init__(self, rounds: Rounds, workers: int, counts: UpdateCounts | None) -> None:
+    def __init__(self, rounds: Rounds, workers: int) -> None:
         super().__init__()
-        self._rounds, self._workers, self._counts = rounds, workers, counts
+        self._rounds, self._workers = rounds, workers
         self._ps: Any = None
         """The identities of the boards of all ps, once the run has started."""
 
@@ -81,8 +80,6 @@ class SharedOrders(Orders):
 
     def start(self, sequence: int) -> None:  # noqa: ARG002 a run has boards of its own
         """See `TokenQueues.start`."""
-        if self._counts is not None:
-            self._counts.begin()
         self._ps = self._rounds.opened(tf.constant(self._workers))
 
     def abort(self, times: int) -> None:  # noqa: ARG002 no worker takes a token before it looks at it
@@ -118,7 +115,12 @@ class SharedLockstepFunctions(LockstepFunctions):
 
     def new_orders(self) -> Orders:
         """See `LockstepFunctions.new_orders`."""
-        return SharedOrders(self.rounds, self._workers, self.counts)
+        return SharedOrders(self.rounds, self._workers)
+
+    def begin(self) -> None:
+        """See `LockstepFunctions.begin`."""
+        if self.counts is not None:
+            self.counts.begin()
 
     @property
     def _buckets(self) -> Sequence[Bucket]:

@@ -109,6 +109,7 @@ class LockstepUpdates:
         queues = self._queues = self._queues or self.functions.new_orders()
         sequence = next(_runs) * RUN + first * self.functions.sequences
         with context.coordinator.strategy.scope():
+            self.functions.begin()
             queues.start(sequence)
         functions = WorkerFunctions(workers, partial(self._start, queues, iterators, size, sequence))
         self.pace.begin()
