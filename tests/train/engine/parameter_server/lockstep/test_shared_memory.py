@@ -140,9 +140,9 @@ def test_a_run_begins_with_the_optimizers_count_and_a_rehearsal_beside_one_leave
     monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
     done = []
     functions = SharedLockstepFunctions.__new__(SharedLockstepFunctions)
-    functions.counts = SimpleNamespace(begin=lambda: done.append("counts"))
-    functions.rounds = SimpleNamespace(opened=lambda workers: done.append(int(workers)))
-    functions._workers = 2
+    counts = SimpleNamespace(begin=lambda: done.append("counts"))
+    rounds = SimpleNamespace(opened=lambda workers: done.append(int(workers)))
+    vars(functions).update(counts=counts, rounds=rounds, _workers=2)
     orders = functions.new_orders()
     orders.start(0)
     assert done == [2]  # also when functions are rehearsed
