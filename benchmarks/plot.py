@@ -21,7 +21,7 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def title(contest: Contest) -> str:
-    """The title of a contest's bar."""
+    """Returns the title of a contest's bar."""
     wire = contest.ours.work.wire
     return f"{contest.title}{'' if wire == 'float32' else f', {wire}'}, against {contest.peer.name}"
 

@@ -347,7 +347,7 @@ def test_a_worker_may_be_killed(mode, model, together, separate, cluster, tmp_pa
     """With a backup worker, or asynchronous ones, the training continues; else all wait until it has been restarted.
 
     The worker then takes each step with the batch that it would have had. The steps of an asynchronous worker's
-    execution are taken again by another one, those included whose updates it has made.
+    execution are taken again, those included whose updates it has made.
     """
     tasks, case = cluster(chief=1, ps=2, worker=2, apart=separate), f"{mode}/{model}/1/long"
     command = program("rules.py", "out", case)

@@ -83,7 +83,7 @@ class LockstepFunctions:
         return TokenQueues(self.devices, self._workers, self.layout.size, divides=self._divides)
 
     def begin(self) -> None:
-        """Begins a run. No update is under way, as there may be one in a rehearsal."""
+        """Begins a run. No update may be under way: a rehearsal does not call this."""
 
     def _step_parts(self, context: ParameterServerContext) -> list[StepPart]:
         planned = context.step.updates if context.step.updates_within else ()
