@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.support.ports import GIVEN_PORT
 from tfdist_cli.cli.app import main
 from tfdist_cli.cli.console import console
 
@@ -42,6 +43,7 @@ def cluster_file(tmp_path, monkeypatch):
     (tmp_path / "digits.py").write_text("raise RuntimeError('imported')\n")
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        "strategy: parameter_server\nroles:\n  chief: {}\n  ps: {hosts: ['127.0.0.1:2300']}\n  worker: {replicas: 2}\n"
+        "strategy: parameter_server\n"
+        f"roles:\n  chief: {{}}\n  ps: {{hosts: ['127.0.0.1:{GIVEN_PORT}']}}\n  worker: {{replicas: 2}}\n"
     )
     return path

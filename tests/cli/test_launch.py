@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.codes import codes_in, raises
+from tests.support.ports import GIVEN_PORT
 from tfdist_cli.cli.job import load_job
 from tfdist_cli.launch.supervisor.restarts import SAME_FAILURE
 from tfdist_cli.spec.loading.problems import SpecError
@@ -85,7 +86,7 @@ def test_a_program_in_every_task(tfdist, cluster_file):
     ]  # fmt: skip
     plan = json.loads((run / "plan.json").read_text())
     assert [task["address"].partition(":")[0] for task in plan["tasks"]] == ["127.0.0.1"] * 4
-    assert plan["tasks"][3]["address"] == "127.0.0.1:2300"
+    assert plan["tasks"][3]["address"] == f"127.0.0.1:{GIVEN_PORT}"
     assert json.loads((run / "result.json").read_text())["exit_code"] == 0
 
 

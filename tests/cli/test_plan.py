@@ -3,6 +3,7 @@
 import json
 import sys
 
+from tests.support.ports import GIVEN_PORT
 from tfdist_cli.plan.machine import Machine
 
 
@@ -14,7 +15,7 @@ def test_a_row_for_each_task(tfdist, cluster_file, monkeypatch):
     rows = [line.split() for line in lines[3:7]]
     assert [row[0] for row in rows] == ["chief:0", "worker:0", "worker:1", "ps:0"]
     assert rows[0][1:4] == ["127.0.0.1", "(free", "port)"]
-    assert rows[3][1:] == ["127.0.0.1:2300", str(Machine.here().cores), "none"]
+    assert rows[3][1:] == [f"127.0.0.1:{GIVEN_PORT}", str(Machine.here().cores), "none"]
     assert lines[8] == "each task runs"
     assert lines[9].startswith(f"  {sys.executable} -m tfdist_cli role --task ROLE:INDEX --cluster ")
 

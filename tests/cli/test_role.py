@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.codes import codes_in
+from tests.support.ports import GIVEN_PORT
 from tfdist_cli.cli import role as module
 from tfdist_cli.protocol.environment import UPLOADER, Environment
 from tfdist_cli.run_storage import chief
@@ -98,7 +99,7 @@ def test_a_task_of_a_file(tfdist, cluster_file, began, tmp_path):
         "chief:0": "127.0.0.1:2222",
         "worker:0": "127.0.0.1:2223",
         "worker:1": "127.0.0.1:2224",
-        "ps:0": "127.0.0.1:2300",
+        "ps:0": f"127.0.0.1:{GIVEN_PORT}",
     }
     assert environment.run_dir == tmp_path / "runs" / "x"
     assert environment.run_dir.is_dir()

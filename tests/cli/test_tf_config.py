@@ -3,6 +3,7 @@
 import json
 
 from tests.support.codes import codes_in
+from tests.support.ports import GIVEN_PORT
 
 
 def test_just_the_json(tfdist, cluster_file):
@@ -12,7 +13,7 @@ def test_just_the_json(tfdist, cluster_file):
         "cluster": {
             "chief": ["127.0.0.1:2222"],
             "worker": ["127.0.0.1:2223", "127.0.0.1:2224"],
-            "ps": ["127.0.0.1:2300"],
+            "ps": [f"127.0.0.1:{GIVEN_PORT}"],
         },
         "task": {"type": "worker", "index": 1},
     }
