@@ -33,7 +33,7 @@ test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m 'not slow and not tensorflow' tests/cli
 
 test-units: $(INSTALLED)
-	$(RUN) pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(SLOW))
+	$(RUN) pytest -n $(JOBS) --dist worksteal --durations=40 $(addprefix --ignore=,$(SLOW))
 
 test-clusters: $(INSTALLED)
 	$(RUN) pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m 'not timed' $(SLOW)

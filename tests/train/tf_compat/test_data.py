@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.distribute.coordinator import values
 from tensorflow.python.framework import config
+from tensorflow.python.ops import script_ops
 
 from tests.support.python_data import Rows, fake_torch, generated
 from tfdist_cli.train.tf_compat import data
@@ -33,6 +34,23 @@ def test_a_function_that_every_process_registers():
     numbers = NUMBERS.map(lambda value: data.call_registered("doubled", [value], [tf.int64])[0])
     assert [int(each) for each in numbers] == [2 * int(each) for each in NUMBERS]
     assert not data.calls_python(numbers)
+
+
+@pytest.mark.parametrize(
+    ("result", "dtypes", "expected"),
+    [
+        (np.float64(0.5), [tf.float64], [0.5]),
+        ([np.arange(4)[::2], [1.5]], [tf.int64, tf.float64], [[0, 2], [1.5]]),
+        (np.array(["a", "bcd"]), [tf.string], [[b"a", b"bcd"]]),
+        ([np.array([b"a\0", b"bcd\0"], object), b"e"], [tf.string, tf.string], [[b"a\0", b"bcd\0"], b"e"]),
+    ],
+)
+def test_results_of_a_registered_function(monkeypatch, result, dtypes, expected):
+    data.register_python("result", lambda _: result)
+    if tf.string not in dtypes:
+        monkeypatch.setattr(script_ops.numpy_compat, "np_asarray", None)  # TensorFlow's conversion, which is slow
+    found = data.call_registered("result", [tf.constant(0)], dtypes)
+    assert [np.asarray(each).tolist() for each in found] == expected
 
 
 @pytest.mark.parametrize(

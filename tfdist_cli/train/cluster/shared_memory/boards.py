@@ -57,8 +57,15 @@ class _Halves:
     """
 
     def __init__(self, arrays: Sequence[Array], content: np.ndarray) -> None:
-        self._arrays, self._content = arrays, content
-        self._offsets, self._half = _offsets(arrays)
+        offsets, half = _offsets(arrays)
+        places = list(zip(offsets, arrays, strict=True))
+        self._bytes = [
+            [content[start + offset : start + offset + array.bytes] for offset, array in places] for start in (0, half)
+        ]
+        """Those of each array in both halves. Slices are made once: they cost as much as to copy a small array."""
+        self._values = [
+            [own.view(array.dtype) for own, array in zip(each, arrays, strict=True)] for each in self._bytes
+        ]
 
     def write(self, turn: int, values: Sequence[np.ndarray], first: int = 0) -> None:
         """Writes values of a turn.
@@ -68,18 +75,12 @@ class _Halves:
             values: some arrays.
             first: the place of the first one among all of them.
         """
-        start = (turn % 2) * self._half
-        for offset, value in zip(self._offsets[first:], values, strict=False):
-            data = value.reshape(-1).view(np.uint8)
-            self._content[start + offset : start + offset + len(data)] = data
+        for place, value in zip(self._bytes[turn % 2][first:], values, strict=False):
+            place[: value.nbytes] = value.reshape(-1).view(np.uint8)
 
     def read(self, turn: int) -> list[np.ndarray]:
         """Returns the values of a turn, without a copy."""
-        start = (turn % 2) * self._half
-        return [
-            self._content[start + offset : start + offset + array.bytes].view(array.dtype)
-            for offset, array in zip(self._offsets, self._arrays, strict=True)
-        ]
+        return list(self._values[turn % 2])
 
 
 class Board(_Halves):
