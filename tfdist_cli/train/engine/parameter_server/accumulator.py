@@ -49,9 +49,12 @@ class Accumulator:
             reports: of the steps whose gradients it takes.
             staleness: for each of them how many updates its parameters were behind.
         """
-        weights = [report.examples for report in reports] if self.by_examples else None
+        losses = [report.loss for report in reports]
         self.metrics = self.following(self.metrics, sum(report.metrics for report in reports))
-        self.losses.append(float(np.average([report.loss for report in reports], weights=weights)))
+        if self.by_examples:
+            self.losses.append(float(np.average(losses, weights=[report.examples for report in reports])))
+        else:
+            self.losses.append(sum(losses) / len(losses))
         for report, updates_behind in zip(reports, staleness, strict=True):
             name = f"worker:{report.worker}"
             self.steps[name] += 1

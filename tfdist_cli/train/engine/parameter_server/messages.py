@@ -97,9 +97,10 @@ class ReportLayout:
 
     def unpack(self, worker: int, numbers: np.ndarray) -> StepReport:
         """Unpacks a worker's report on the chief; numbers behind it are left out."""
-        ends = np.cumsum([2, self.metrics, self.state, self.phases])
-        (loss, examples), metrics, state, phases, _ = np.split(numbers, ends)
-        return StepReport(worker, float(loss), int(examples), metrics, state, phases)
+        loss, examples = numbers[:2].tolist()
+        state, phases = 2 + self.metrics, 2 + self.metrics + self.state
+        own = numbers[2:state], numbers[state:phases], numbers[phases : phases + self.phases]
+        return StepReport(worker, loss, int(examples), *own)
 
 
 class StepKind(IntEnum):
