@@ -25,6 +25,40 @@ def test_help_does_not_import_what_only_commands_use():
     assert not {"pydantic", "yaml", "psutil", "asyncio", "rich.console", "tfdist_cli.plan"} & set(done.stdout.split())
 
 
+PLUGIN = """
+print("loaded")
+
+class Plugin:
+    def new_schema_validator(self, *_, **__):
+        return None, None, None
+
+plugin = Plugin()
+"""
+DEFINES_A_MODEL = """
+import os, pydantic
+from tfdist_cli.cli.app import load_command
+
+load_command("validate")
+print(os.environ.get("PYDANTIC_DISABLE_PLUGINS"))
+pydantic.create_model("Own", number=(int, 1))
+"""
+
+
+@pytest.mark.parametrize(("disabled", "printed"), [(None, ["None", "loaded"]), ("1", ["1"])])
+def test_pydantic_looks_for_plugins_for_the_models_of_a_program_alone(tmp_path, monkeypatch, disabled, printed):
+    installed = tmp_path / "plugin-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[pydantic]\nown = plugin_of_pydantic:plugin\n")
+    (tmp_path / "plugin_of_pydantic.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
+    if disabled:
+        monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", disabled)
+    done = subprocess.run([sys.executable, "-c", DEFINES_A_MODEL], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == printed
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_teaches(tfdist, command):
     result = tfdist(command, "--help")

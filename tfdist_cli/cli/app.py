@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from io import TextIOWrapper
@@ -48,6 +50,10 @@ COMMANDS = {
 """Each command and the first line of its help. The module of the same name is imported when the command runs."""
 
 
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+"""Pydantic's own variable."""
+
+
 class _Commands(TyperGroup):
     """Lists the commands without importing their modules, so that `tfdist --help` starts fast."""
 
@@ -66,12 +72,28 @@ class _Commands(TyperGroup):
 def load_command(name: str) -> Any:
     """Imports the module of a command: it has a function of the same name and `EXAMPLES`, the end of the help text."""
     python_name = name.replace("-", "_")
-    module = import_module(f"tfdist_cli.cli.{python_name}")
+    with _without_plugins():
+        module = import_module(f"tfdist_cli.cli.{python_name}")
     single = typer.Typer(add_completion=False)
     function = getattr(module, python_name)
     examples = "\n\n".join(("Examples:", *module.EXAMPLES))
     single.command(name, help=_unwrapped(function), epilog=examples)(_refusing_url_paths(function))
     return typer.main.get_command(single)
+
+
+@contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Within the context, Pydantic looks for no plugins: it would read the metadata of all installed packages.
+
+    A recipe or a program in this process, and tasks that it starts, have the plugins that are installed.
+    """
+    before = os.environ.get(_PLUGINS)
+    os.environ.setdefault(_PLUGINS, "__all__")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PLUGINS]
 
 
 def _refusing_url_paths(function: Callable[..., Any]) -> Callable[..., Any]:
