@@ -48,7 +48,7 @@ def test_a_function_that_every_process_registers():
 def test_results_of_a_registered_function(monkeypatch, result, dtypes, expected):
     data.register_python("result", lambda _: result)
     if tf.string not in dtypes:
-        monkeypatch.setattr(script_ops.numpy_compat, "np_asarray", None)  # TensorFlow's conversion, which is slow
+        monkeypatch.setattr(script_ops.FuncRegistry, "_convert", None)  # it is slow
     found = data.call_registered("result", [tf.constant(0)], dtypes)
     assert [np.asarray(each).tolist() for each in found] == expected
 
