@@ -313,8 +313,32 @@ def _with_and_without(name: str, title: str, side: Side, what: str, works: tuple
     return Contest(name, title, replace(side, work=ours), replace(side, name=f"{side.name}, without {what}", work=peer))
 
 
+def _limits() -> dict[str, Contest]:
+    """Returns contests of Keras alone: one process for each worker, which exchange nothing, against one process.
+
+    No training that divides its batches among as many workers on these cores takes more steps: `ps_async` counts the
+    batches of all workers, the others their common steps.
+    """
+    contests = {}
+    for key, size in SIZES.items():
+        if size.kind == "table" or key in STAGED:
+            continue
+        for name, placement in PLACEMENTS.items():
+            if not placement.workers or name == "mirrored":
+                continue
+            peer = _peer("keras", key, placement)
+            batches = 1 if placement.together else placement.workers
+            own = replace(_peer("keras", key, PLACEMENTS["single"]), roles={"worker": placement.workers})
+            title = f"{size.title}: {placement.workers} processes that exchange nothing"
+            ours = replace(own, name="Keras 3 `Model.fit`", batches=batches)
+            full = f"{key}:limit_{name.removeprefix('ps_')}:keras"
+            contests[full] = Contest(full, title, ours, peer)
+    return contests
+
+
 GROUPS = {
     "grid": _grid(),
+    "limits": _limits(),
     "tables": _tables(),
     "variants": _variants(),
     "stages": _stages(),

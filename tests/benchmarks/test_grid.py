@@ -41,6 +41,15 @@ def test_a_step_has_as_many_examples_on_both_sides(contest):
     assert examples(contest.ours) == examples(contest.peer)
 
 
+@pytest.mark.parametrize("contest", GROUPS["limits"].values(), ids=GROUPS["limits"].keys())
+def test_processes_that_exchange_nothing_train_as_many_examples_in_a_counted_step(contest):
+    ours, peer = contest.ours, contest.peer
+    together = ours.roles["worker"] * ours.work.batch_size
+    assert together == peer.work.batch_size * ours.batches
+    assert ours.program == peer.program
+    assert peer.roles == {}
+
+
 @pytest.mark.parametrize("side", ["ps_async", "keras_64", "tf_keras_mirrored"])
 def test_contests_of_kernels_differ_in_nothing_else(side):
     name = f"mlp:{side}_onednn:eigen"
