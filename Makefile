@@ -41,8 +41,8 @@ test-clusters: $(INSTALLED)
 test-timed: $(INSTALLED)
 	$(RUN) pytest -m timed $$(grep -rl --include='test_*.py' 'mark\.timed' $(SLOW))
 
-check: lint ## Run linters and the tests that start no cluster, in under a minute
-	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow' $(addprefix --ignore=,$(SLOW))
+check: lint ## Run linters and the tests that need neither TensorFlow nor a cluster, in under a minute
+	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow and not tensorflow' $(addprefix --ignore=,$(SLOW) tests/train)
 
 compat: test-oldest $(COMPAT:%=compat-%) ## Test with the oldest and the newest TensorFlow, Keras and other dependencies
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sources import syntax_tree
 from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.strategies import STRATEGIES
 
@@ -119,7 +120,7 @@ PROGRAMS = {Path("task", "health.py"), Path("datasets", "click_generator.py")}
 @pytest.fixture(scope="module")
 def modules() -> dict[Path, ast.Module]:
     """The syntax tree of every module, by its path in the package."""
-    return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    return {path.relative_to(PACKAGE): syntax_tree(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.rotation import DAYS, SLOW_DAYS, left_out
+from tests.support.rotation import DAYS, left_out
+
+TURNS = 3
+"""How often the days come in turn."""
 
 
 class Item:
@@ -25,7 +28,7 @@ class Item:
 def days_of(items):
     """The days on which each test runs, of as many in turn that all turns are complete."""
     run = {item.nodeid: [] for item in items}
-    for today in range(700_000, 700_000 + SLOW_DAYS * DAYS):
+    for today in range(700_000, 700_000 + TURNS * DAYS):
         for item in set(items) - left_out(items, today):
             run[item.nodeid].append(today % DAYS)
     return run
@@ -33,13 +36,13 @@ def days_of(items):
 
 def test_each_case_has_a_day():
     days = days_of([Item("a.py::test", str(case), DAYS) for case in range(12)])
-    assert all(len(own) == SLOW_DAYS and len(set(own)) == 1 for own in days.values())
+    assert all(len(own) == TURNS and len(set(own)) == 1 for own in days.values())
     assert sorted(Counter(own[0] for own in days.values()).values()) == [2, 2, 2, 3, 3]
 
 
 def test_a_day_may_be_named_and_other_tests_run_each_day():
     days = days_of([Item("a.py::test", "x", DAYS, 3), Item("a.py::test", "y")])
-    assert days == {"a.py::test[x]": [3] * SLOW_DAYS, "a.py::test[y]": [*range(DAYS)] * SLOW_DAYS}
+    assert days == {"a.py::test[x]": [3] * TURNS, "a.py::test[y]": [*range(DAYS)] * TURNS}
 
 
 def test_slow_tests_and_those_of_clusters_take_turns():
@@ -53,9 +56,9 @@ def test_slow_tests_and_those_of_clusters_take_turns():
         ]
     )
     counts = {name: len(own) for name, own in days.items()}
-    assert {counts[f"{file}.py::test[{case}]"] for file in "ab" for case in cases} == {DAYS}
-    assert counts["c.py::test[x]"] == SLOW_DAYS * DAYS
-    assert days["d.py::test[x]"] == [3] * SLOW_DAYS
+    assert {counts[f"{file}.py::test[{case}]"] for file in "ab" for case in cases} == {TURNS}
+    assert counts["c.py::test[x]"] == TURNS * DAYS
+    assert days["d.py::test[x]"] == [3] * TURNS
 
 
 def test_first_cases_have_all_days():

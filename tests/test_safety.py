@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import syntax_tree
+
 PACKAGE = Path(__file__).parents[1] / "tfdist_cli"
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn"}
 SHELLS |= {"asyncio.create_subprocess_shell", "commands.getoutput"}
@@ -14,9 +16,8 @@ RUN_PROGRAMS = {"launch/process/fork_server.py": ["compile", "exec", "exec"]}
 """The calls that run a user's program in a forked task: from its file, or as the module that it is."""
 
 
-def broken_rules(source):
+def broken_rules(tree):
     """The calls of a module that break the rules."""
-    tree = ast.parse(source)
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -32,7 +33,7 @@ def broken_rules(source):
 
 
 def test_no_shell_and_no_code_from_data():
-    found = {path: sorted(broken_rules(path.read_text(encoding="utf-8"))) for path in PACKAGE.rglob("*.py")}
+    found = {path: sorted(broken_rules(syntax_tree(path))) for path in PACKAGE.rglob("*.py")}
     assert {path.relative_to(PACKAGE).as_posix(): calls for path, calls in found.items() if calls} == RUN_PROGRAMS
 
 
@@ -48,4 +49,4 @@ def test_no_shell_and_no_code_from_data():
     ],
 )
 def test_the_rules_are_noticed(source):
-    assert list(broken_rules(source))
+    assert list(broken_rules(ast.parse(source)))

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from tests.support.messages import PACKAGE, PAGE, messages, page
 from tests.support.prose import asserts_of_prose
+from tests.support.sources import syntax_tree
 from tfdist_cli.spec.loading.problems import Problem
 
 MOST_ASSERTS_OF_PROSE = 60
@@ -22,10 +23,7 @@ def error_classes() -> set[str]:
     """The names of all errors for users."""
     found, before = {"TfdistError"}, set()
     classes = [
-        node
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        node for path in PACKAGE.rglob("*.py") for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.ClassDef)
     ]
     while found != before:
         before = set(found)
@@ -40,7 +38,7 @@ def test_every_error_has_a_code():
     without = [
         f"{node.func.id}, {path}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
         if not any(keyword.arg in ("code", None) for keyword in node.keywords)
         if not (node.func.id == "Problem" and len(node.args) == len(fields(Problem)))

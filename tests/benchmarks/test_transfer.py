@@ -1,10 +1,12 @@
 """The processor time of a tensor's way."""
 
 import psutil
+import pytest
 
 from benchmarks.transfer import Cost, milliseconds, table, through_a_connection
 
 
+@pytest.mark.slow
 def test_the_time_is_that_of_the_given_processes():
     def busy():
         sum(range(3_000_000))

@@ -79,6 +79,7 @@ def test_what_it_has_found_before_is_kept(ended):
     assert report.facts == {"model": {"bytes": 1}}
 
 
+@pytest.mark.slow
 def test_no_process_is_left(ended):
     report = ended("""
         import subprocess

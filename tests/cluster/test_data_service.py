@@ -64,7 +64,7 @@ def test_three_asynchronous_workers_see_each_example_exactly_once_an_epoch(tmp_p
     assert len(epochs[-1]["worker_steps"]) > 1
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("task", ["data_worker:0", "data_dispatcher:0"])
 def test_a_training_whose_data_has_nobody_any_more_ends_and_names_who_it_was(task, tmp_path):
     folder = project(tmp_path, ALONE, IDS, RECIPE_YAML)

@@ -62,7 +62,7 @@ def test_each_example_is_there_once_in_each_pass_while_data_workers_leave_and_jo
     assert [line["values"]["once"] for line in epochs] == [COUNT] * 6
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("number", "task", "signum"), [(3, "data_worker:2", signal.SIGKILL), (1, "data_worker:0", signal.SIGTERM)]
 )

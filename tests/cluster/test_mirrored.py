@@ -131,7 +131,7 @@ def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case,
     assert examples[0] != examples[1]
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("stopped_by", "reason"), [("SIGKILL", "connection"), ("SIGSTOP", "no answer for 1")])
 def test_without_a_launcher_workers_exit_if_another_one_is_lost(stopped_by, reason, module_cluster):
     tasks = module_cluster(worker=3)

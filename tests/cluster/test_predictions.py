@@ -13,7 +13,7 @@ SAME = {"arrays", "a dataset", "some batches", "few examples", "none", "several 
 SAME |= {"others' weights differ", "the chief's weights differ"}
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("kind", CLUSTERS)
 def test_predictions_are_those_of_one_process(kind, cluster):
     tasks = cluster(**CLUSTERS[kind])
@@ -30,7 +30,7 @@ def test_predictions_are_those_of_one_process(kind, cluster):
     assert results[0]["nested"] == [nested]
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("returns", [False, True])
 def test_a_worker_that_is_lost_is_replaced_by_the_others_or_itself(returns, cluster):
     tasks = cluster(chief=1, ps=1, worker=2)

@@ -291,7 +291,7 @@ def three_workers(request, module_cluster):
     return trained(module_cluster(chief=1, ps=1, worker=3), *cases)
 
 
-@pytest.mark.rotates(3)  # two each day, of which one at least is stale
+@pytest.mark.rotates(5)  # two each day, of which one at least is stale
 @pytest.mark.parametrize(("rule", "updates"), ASYNCHRONOUS.items())
 def test_asynchronous_workers_count_exactly(rule, updates, three_workers):
     facts = three_workers.facts[f"{rule}/tables/adam/1/rows/odd"]

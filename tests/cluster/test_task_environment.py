@@ -284,7 +284,7 @@ IN_PODS = [
 ]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("kind", ["jobset", "tfjob", "pods"])  # those of `plain` are the last ones
 def test_kubernetes_tasks(check, kind, tmp_path):
     """What a kubelet, and a TFJob's operator, make of the manifests: `tfdist role --planned` with this environment."""

@@ -60,7 +60,7 @@ while True:
 """
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 def test_sigterm_ends_mirrored_tasks_outside_of_a_training(cluster):
     tasks = cluster(**MIRRORED)
     (tasks.folder / "scope.py").write_text(SCOPE)
@@ -83,7 +83,7 @@ while True:
 """
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("exits", ["none", "0", "3"])
 @pytest.mark.parametrize("signalled", ["launcher", "task"])
 def test_the_exit_code_of_a_program_that_sigterm_ends(exits, signalled, tmp_path):

@@ -193,7 +193,7 @@ def test_a_truncated_gzip_file(tmp_path):
     assert str(path) in caught.value.message
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(
     ("broken", "named"),

@@ -242,6 +242,7 @@ def eager_garbage_collection():
 
 
 @pytest.mark.usefixtures("eager_garbage_collection")
+@pytest.mark.slow
 def test_several_threads_read_at_the_same_time(npz):
     """Some versions of Python fail when two threads parse headers at once."""
 

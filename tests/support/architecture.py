@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from tests.support.sources import syntax_tree
+
 PACKAGE = Path(__file__).parents[2] / "tfdist_cli"
 OPEN = ("launch", "spec", "train")
 """The packages whose own packages are drawn too."""
@@ -28,7 +30,7 @@ def imports(folder: Path) -> Iterator[str]:
 def imports_of(path: Path) -> list[str]:
     """Returns the full names that a module imports."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

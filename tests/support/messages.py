@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.support.sources import syntax_tree
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfdist_cli"
 PAGE = ROOT / "docs" / "reference" / "messages.md"
@@ -65,7 +67,7 @@ def messages() -> tuple[Message, ...]:
 
 def _read_messages() -> Iterator[Message]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.Call)]
+        nodes = [node for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.Assign | ast.Call)]
         variables: Variables = {}
         for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
             if isinstance(node, ast.Assign):

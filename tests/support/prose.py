@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.sources import syntax_tree
+
 TESTS = Path(__file__).parents[1]
 _WORD = re.compile(r"[A-Za-z']+[,.:;?!]?")
 """A word of a sentence: paths, options, numbers and dotted keys are values, not words."""
@@ -14,7 +16,7 @@ _LEAST_WORDS = 4
 def asserts_of_prose() -> Iterator[str]:
     """`file:line` of every assert, and every `match=` of `pytest.raises`, with a string of four words or more."""
     for path in sorted(TESTS.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.stmt | ast.expr) and any(
                 _is_prose(text) for part in _expected(node) for text in _strings(part)
             ):

@@ -1,6 +1,6 @@
 """Tests that take turns: a case of a test with the mark `rotates` runs on one day of a few.
 
-Slow tests, and those of clusters, take turns of three days without that mark: there are more than a thousand of them.
+Slow tests, and those of clusters, take turns without that mark: there are more than a thousand of them.
 """
 
 import zlib
@@ -10,9 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 DAYS = 5
-"""After so many days each case has run."""
-SLOW_DAYS = 3
-"""The same of slow tests, and of clusters, without the mark. One with the mark `rotates(1)` runs each day."""
+"""After so many days each case has run. A slow test, or one of a cluster, with the mark `rotates(1)` runs each day."""
 
 
 def left_out(items: Iterable[pytest.Item], today: int) -> set[pytest.Item]:
@@ -35,7 +33,7 @@ def _marker(item: pytest.Item) -> pytest.Mark | None:
     own = item.get_closest_marker("rotates")
     if own or not (item.get_closest_marker("slow") or item.get_closest_marker("cluster")):
         return own
-    return pytest.mark.rotates(SLOW_DAYS).mark
+    return pytest.mark.rotates(DAYS).mark
 
 
 def _day(item: pytest.Item, marker: pytest.Mark, cases: defaultdict[str, list]) -> int:

@@ -121,7 +121,7 @@ def test_sequences_made_by_batch_are_single_examples():
     assert sizes(made(lambda *_: rows, model, train={"batch_size": 2}).source.one_pass()) == [2, 2]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("form", ["arrays", "batches", "PyDataset"])
 def test_a_recipe_equals_keras(form, tmp_path, monkeypatch):
     """With class weights, an initial epoch, and data in any form."""

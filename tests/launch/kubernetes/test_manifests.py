@@ -184,7 +184,7 @@ def test_the_validation_refuses_invalid_objects():
         validate([service])
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_names_become_labels(kind, name):

@@ -122,7 +122,7 @@ RUNPY_FRAME = re.compile(rb'  File "[^"]*runpy[^"]*".*\n(    .*\n)*')
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("ending", ["fail()", "sys.exit('bye')", "os.kill(os.getpid(), signal.SIGINT)", "pass"])
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_program_cannot_tell_a_fork_from_an_interpreter(run, program, tmp_path, monkeypatch, ending, as_module):

@@ -63,7 +63,7 @@ def line_of(text, path):
     return next(n for n, line in enumerate(path.read_text().splitlines(), 1) if text in line)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("strategy", ROLES)
 def test_a_recipe_without_problems(check, strategy):
     report = check(strategy=strategy)

@@ -215,6 +215,7 @@ def test_data_in_a_storage_service_that_has_changed(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["keras", "saved_model", "checkpoint"])
+@pytest.mark.slow
 def test_a_run_in_a_storage_service(form, run, x, tfdist, tmp_path):  # noqa: F811
     """Nothing of the run is on this machine, except the recipe's module."""
     folder, model = run

@@ -132,7 +132,7 @@ def held(step):
             yield variable.value.numpy().reshape(-1, *index.row_shape(variable))[at]
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("policy", "optimizer"), [("plain", adam), ("lru", adagrad)])
 def test_a_checkpoint_is_read_into_tables_of_another_size(policy, optimizer, tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "FILE_BYTES", 40 * GROUP)  # so that there are several pieces

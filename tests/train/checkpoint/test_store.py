@@ -64,7 +64,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("last_steps", [[1, 13], [5, 12]])
 def test_a_resumed_training_equals_an_uninterrupted_one(last_steps, whole, tmp_path):
     for stop in last_steps:
@@ -430,7 +430,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("given", "saves"),
     [

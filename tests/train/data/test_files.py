@@ -37,7 +37,7 @@ def records(tmp_path):
     return (tmp_path / "written").read_bytes()
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzipped"])
 @pytest.mark.parametrize("part", [7, 1 << 20])
 def test_lines_and_records(pack, part, folder, records, tmp_path, monkeypatch):

@@ -124,6 +124,7 @@ class TestWhichTables:
         assert names(rows_of(looked_up())) == ["other"]
 
 
+@pytest.mark.slow
 def test_neither_training_nor_evaluation_reads_a_whole_table():
     rows = rows_of(looked_up())
 
@@ -137,13 +138,14 @@ def test_neither_training_nor_evaluation_reads_a_whole_table():
     assert shapes(tf.function(lambda: rows.evaluation_reader()(batch)[0], autograph=False)) == dense
 
 
+@pytest.mark.slow
 def test_xla_is_not_measured_for_tables_that_are_read_by_rows(monkeypatch, log):
     monkeypatch.setattr(jit, "_timed", None)  # not called
     tfdist.fit(looked_up(), data(), embeddings=ALL, jit="auto")
     assert [line for line in log if line.startswith("jit:")]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("at", "wrong"), [(0, ROWS), (40, ROWS), (40, -ROWS - 1)])
 @pytest.mark.parametrize("where", ["training", "validation"])
 def test_an_id_without_a_row_is_an_error(where, at, wrong):
@@ -190,6 +192,7 @@ def test_a_dynamic_table_is_updated_by_rows_and_as_a_whole_table_is(policy, upda
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_dynamic_table_that_something_else_reads_is_read_completely():
     ids = keras.Input((3,), dtype="int64")
     table = tfdist.layers.DynamicEmbedding(2, 10)

@@ -57,7 +57,7 @@ def vocabulary(model):
     return dict(zip(rows.tolist(), strings.tolist(), strict=True))
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_each_id_of_a_training_has_its_string(optimizer):
     model = build(optimizer)
@@ -188,7 +188,7 @@ def test_checkpoints_of_parameter_servers_have_them_on_any_number_of_ps(servers,
             assert vocabulary(again.model) == expected
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("policy", [{}, {"capacity": GROUP, "evict": "lru"}, {"admit_after": 2}])
 def test_pushed_tables_have_them(policy, tmp_path):
     def train(steps):

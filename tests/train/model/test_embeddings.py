@@ -619,7 +619,7 @@ def test_several_batches_are_looked_up_together():
         np.testing.assert_array_equal(all_of_them, batch.ravel())
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("make", ["three tables", "shared table", "shards"])
 def test_rounds_are_looked_up_at_once_as_one_after_the_other(make, servers):
     ids: list = [(IDS + n) % ROWS for n in range(5)]
@@ -649,7 +649,7 @@ def test_an_invalid_id_of_a_later_round_names_the_table():
         tables.lookups([[tensors(each, y)] for each in x])
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "ids",
     [IDS + ROWS, IDS - 2 * ROWS, np.int64(IDS) + 2**32, np.int64(IDS) - 2**32],

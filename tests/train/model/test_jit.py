@@ -76,7 +76,7 @@ class ThroughText(keras.optimizers.SGD):
         super().update_step(tf.reshape(tf.strings.to_number(text), variable.shape), variable, learning_rate)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("optimizer", "compiled"),
     [

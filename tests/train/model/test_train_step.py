@@ -331,7 +331,7 @@ def two_in_two_out(kind):
     return tf.data.Dataset.from_tensor_slices(((a, b), (y, value))).batch(BATCH)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("kind", ["dict", "list"])
 def test_several_inputs_outputs_and_losses(kind):
     data = two_in_two_out(kind)
@@ -367,7 +367,7 @@ def test_embedding_with_a_mask():
     assert_same(*train_both(build, batches(x, y)))
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
@@ -534,7 +534,7 @@ def test_subclassed_models(name):
     assert_same(*train_both(lambda: compiled(SUBCLASSED[name]()), validation=batches(*classes(21, seed=1))))
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_of_a_subclassed_model(policy):
     keras.config.set_dtype_policy(policy)

@@ -66,7 +66,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_engine_warms_up_like_a_keras_schedule(name):
     rate, optimizer = OPTIMIZERS[name]

@@ -168,7 +168,7 @@ def test_updates_use_the_fused_kernels(kind):
         assert tuple(sorted(each for each in used if "Apply" in each or "Scatter" in each)) == expected
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam, other numbers", "adagrad", "ftrl", "lion"])
 def test_each_update_uses_the_rate_of_the_schedule(kind):
     def schedule():
@@ -452,7 +452,7 @@ def test_keras_applies_sparse_gradients_within_fused():
     assert_equal(ours.values(), plain.values(), 0)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adagrad, other numbers", "adagrad from zero"])
 def test_rows_that_occur_several_times_are_updated_as_by_keras(kind, dtype):

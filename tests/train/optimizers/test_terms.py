@@ -90,7 +90,7 @@ def assert_equal(ours, plain):
     assert difference(ours[1].variables, plain[1].variables) < 2e-5
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices")
 @pytest.mark.parametrize("name", NAMES)

@@ -34,7 +34,7 @@ def assert_same(ours, kerass):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "data",
     [
@@ -79,6 +79,7 @@ class Tied(layers.Embedding):
 
 
 @pytest.mark.parametrize("mode", [None, "int8"])
+@pytest.mark.slow
 def test_embeddings_read_their_rows_if_only_lookups_read_the_table(mode):
     ids = keras.Input((4,), dtype="int32")
     tables = [kind(500, 8, name=kind.__name__) for kind in (layers.Embedding, Doubled, Tied)]

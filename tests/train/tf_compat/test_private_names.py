@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import syntax_tree
+
 PACKAGE = Path(__file__).parents[3] / "tfdist_cli"
 COMPAT = PACKAGE / "train" / "tf_compat"
 TESTS = Path(__file__).parent
@@ -119,9 +121,8 @@ def private_name(node: ast.AST, names: set[str]) -> str:
     return "a replaced attribute" if patched(node, names) else ""
 
 
-def private_names(source: str, *, strings: bool = True) -> list[str]:
+def private_names(tree: ast.Module, *, strings: bool = True) -> list[str]:
     """What code uses that is private, as `line: name`."""
-    tree = ast.parse(source)
     names, own = libraries(tree), own_names(tree)
     found = {
         (line, name)
@@ -137,7 +138,7 @@ def private_names(source: str, *, strings: bool = True) -> list[str]:
 
 
 def test_private_names_are_in_tf_compat_only():
-    found = {path: private_names(path.read_text(), strings=path in TRAINING) for path in OURS}
+    found = {path: private_names(syntax_tree(path), strings=path in TRAINING) for path in OURS}
     assert not {path: names for path, names in found.items() if names}
 
 
@@ -164,13 +165,13 @@ def test_private_names_are_in_tf_compat_only():
     ],
 )
 def test_the_rule_finds_what_it_should(source, found):
-    assert private_names(source) == found
+    assert private_names(ast.parse(source)) == found
 
 
 def test_derived_classes_use_no_private_attribute_of_their_base():
     """`self._name` in a class that derives from one of TensorFlow's or Keras's may be the base's."""
     for path in TRAINING:
-        tree = ast.parse(path.read_text())
+        tree = syntax_tree(path)
         names = libraries(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(root_of(base) in names for base in node.bases):
@@ -207,7 +208,7 @@ COMPAT_MODULES = [path for path in sorted(COMPAT.glob("*.py")) if path.stem != "
 def definitions(path: Path) -> Iterator[tuple[str, str, str]]:
     """Each function, class and documented constant of a module: its name, its docstring, its source."""
     source = path.read_text()
-    body = ast.parse(source).body
+    body = syntax_tree(path).body
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         text = ast.get_source_segment(source, node) or ""
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -220,7 +221,7 @@ def uses_private_names(source: str, imports: set[str]) -> bool:
     """Whether one definition uses a private name; see `private_names`."""
     tree = ast.parse(source)
     strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    found = {each.split(": ")[1] for each in private_names(source)}
+    found = {each.split(": ")[1] for each in private_names(tree)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return bool((found - {"a replaced attribute"}) | (used & imports)) or any(is_private(each) for each in strings)
 
@@ -229,7 +230,7 @@ def private_imports(path: Path) -> set[str]:
     """The names in a module that are imported from private modules."""
     return {
         alias.asname or alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PRIVATE_MODULES)
         for alias in node.names
     }
@@ -262,7 +263,7 @@ def test_each_entry_has_a_test(path, name, docstring):
     used = {
         each.attr if isinstance(each, ast.Attribute) else each.id
         for file in tests
-        for each in ast.walk(ast.parse(file.read_text()))
+        for each in ast.walk(syntax_tree(file))
         if isinstance(each, ast.Name | ast.Attribute)
     }
     assert name in used, f"no test uses {name}"

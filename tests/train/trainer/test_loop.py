@@ -187,7 +187,7 @@ def test_early_stopping_restores_the_best_weights():
     assert_same(plain, ours)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     "callback",
     [
@@ -245,7 +245,7 @@ class Interrupt(kc.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("save_freq", "whole"), [("epoch", 2), (4, 1)])  # Keras counts an epoch after its end
 def test_backup_and_restore_resumes_after_the_last_complete_epoch(tmp_path, save_freq, whole):
     def train(fit, folder):

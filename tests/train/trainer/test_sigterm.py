@@ -61,7 +61,7 @@ def trained(folder, validation, *callbacks):
     return model, history
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("each_batch", [False, True])
 def test_a_validation_that_was_ended_is_repeated(tmp_path, each_batch):
     callbacks = [keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)] * each_batch
@@ -78,7 +78,7 @@ def test_a_validation_that_was_ended_is_repeated(tmp_path, each_batch):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 @pytest.mark.parametrize("owner", ["model", "tfdist"])
 def test_sigterm_ends_the_evaluation_of_a_callback(tmp_path, owner, method):

@@ -24,6 +24,7 @@ from tfdist_cli.train.layers import DynamicEmbedding
 
 WIDTH = 4
 IDS = np.random.default_rng(1).integers(0, 2500, (20 * 16, 2))
+pytestmark = pytest.mark.slow
 POLICIES = {"plain": {"capacity": 3000}, "lru": {"capacity": 1000, "evict": "lru"}, "admitted": {"admit_after": 3}}
 
 

@@ -170,6 +170,7 @@ def test_a_worker_that_comes_after_the_end_is_not_answered(ps):
     assert late.close_if_ended()
 
 
+@pytest.mark.slow
 def test_a_worker_whose_ps_is_killed_is_not_answered():
     arrays = [[Array(FLOATS, 4)]]
     other = subprocess.Popen([sys.executable, "-c", ANOTHER_PS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -184,6 +185,7 @@ def test_a_worker_whose_ps_is_killed_is_not_answered():
     assert worker.close_if_ended()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_forgotten(ps, worker):
     identities = [each.identity.hex() for each in ps]
     command = [sys.executable, "-c", ANOTHER_WORKER, *identities]

@@ -232,6 +232,7 @@ def test_a_worker_finds_no_run_that_is_over():
     assert [each.size for each in arrays] == [4, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_wait_for_a_ps_that_was_killed():
     arrays = [[Array(FLOATS, 4)]]
     layout = Layout(arrays, arrays, LAYOUT.report)

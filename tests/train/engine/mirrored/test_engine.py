@@ -41,7 +41,7 @@ def test_training_that_starts_with_single_steps_equals_kerass(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "nadam"])
 def test_copied_steps_equal_traced_ones_to_the_bit(monkeypatch, optimizer):
     """Also with random layers, moving averages, and updates by Keras's own operations."""

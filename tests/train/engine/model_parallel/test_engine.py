@@ -134,7 +134,7 @@ def tables(optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(
     ("make", "rows"),
     [

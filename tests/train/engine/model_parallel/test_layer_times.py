@@ -46,6 +46,7 @@ def stage_of(model, times):
     return {layer.name: stage for layer, stage in divided(layers_in_order(model), None, 2, times)}
 
 
+@pytest.mark.slow
 def test_stages_have_about_equal_times_or_bytes():
     model = network()
     times = measured_times(model, tuple(map(tf.constant, BATCH)), micro_batches=2)
@@ -58,6 +59,7 @@ def test_stages_have_about_equal_times_or_bytes():
     assert [by_bytes[name] for name in names] == [0, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_state_of_a_model_stays():
     model = network()
     before = [np.array(variable) for variable in model.variables]
@@ -75,6 +77,7 @@ def test_a_layer_counts_at_each_of_its_calls(monkeypatch):
     assert (times[id(tied)], times[id(once)]) == (2.0, 1.0)
 
 
+@pytest.mark.slow
 def test_layers_of_integers_strings_and_masks_are_measured():
     words = keras.Input((6,), dtype="string")
     ids = layers.StringLookup(vocabulary=["a", "b"])(words)
@@ -108,6 +111,7 @@ def test_a_layer_that_fails_is_named_with_its_error(in_a_kernel):
 
 
 @pytest.mark.parametrize(("balance", "count"), [("time", 1), ("bytes", 0)])
+@pytest.mark.slow
 def test_layers_are_measured_once_and_only_for_their_times(monkeypatch, caplog, balance, count):
     device = tf.config.list_logical_devices("CPU")[0].name
     monkeypatch.setattr(variables, "CHIEF_DEVICE", device)

@@ -28,7 +28,7 @@ def change_to(engine, strategy, indices, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("updates", RULES, ids=str)
 def test_an_update_takes_the_gradients_of_the_workers_of_now(updates, servers, monkeypatch):
     strategy = servers(2)

@@ -137,7 +137,7 @@ def test_one_asynchronous_worker_equals_keras(case, optimized, servers, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("case", "size"), [("gan", 1), ("critic_gan", 2), ("spectral_gan", 2)])
 def test_synchronous_workers_make_each_update_together(case, size, servers, monkeypatch):
     """Two workers with the same batches train as one process does."""

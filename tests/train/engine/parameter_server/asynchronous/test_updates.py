@@ -133,7 +133,7 @@ def test_a_loop_ends_early_for_a_pause_and_all_counts_are_exact(servers, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("updates", [Updates(), Updates(push_every=2), Updates(local_steps=2)])
 def test_executions_grow_from_single_steps_and_all_steps_are_counted(updates, servers, monkeypatch):
     engine, model = local_engine(monkeypatch, servers(2), classifier, batches().repeat(), Rules(updates=updates))

@@ -238,7 +238,7 @@ def test_a_worker_that_restarts_continues_where_the_others_are(lockstep, step):
     assert steps_of(reports) == [[number, number] for number in range(30, 40)]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize(("step", "part"), [(10, 1), (13, 1), (16, 2)])
 def test_a_worker_that_restarts_within_a_step_of_several_updates(step, part, monkeypatch):
     """It begins the step anew, and each update is made once."""

@@ -178,6 +178,7 @@ def test_a_worker_that_restarts_is_promised_several_steps_again():
 @pytest.mark.parametrize("backups", [False, True])
 @settings(max_examples=40)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_order_of_events_comes_to_the_end(backups, data):  # noqa: PLR0915 one history, event by event
     workers = data.draw(st.integers(1, 5))
     aggregate = data.draw(st.integers(1, workers)) if backups else workers
