@@ -34,6 +34,9 @@ def test_a_function_that_every_process_registers():
     numbers = NUMBERS.map(lambda value: data.call_registered("doubled", [value], [tf.int64])[0])
     assert [int(each) for each in numbers] == [2 * int(each) for each in NUMBERS]
     assert not data.calls_python(numbers)
+    data.forget_python("doubled")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        data.call_registered("doubled", [tf.constant(1)], [tf.int64])
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,11 @@ def register_python(name: str, function: Callable[..., Any]) -> None:
     script_ops._py_funcs._funcs[f"{_IN_EVERY_PROCESS}{name}"] = registered
 
 
+def forget_python(name: str) -> None:
+    """Ends what `register_python` has begun: TensorFlow's own registry does not keep a function."""
+    del _registered[name]
+
+
 class _Registered(script_ops.EagerFunc):
     """A function of arrays, whose results TensorFlow takes as they are.
 

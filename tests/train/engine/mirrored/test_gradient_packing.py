@@ -20,22 +20,22 @@ def exchanged(wire, own, others, shapes=SHAPES):
     for gradients in (own, others):
         pairs = zip(*sent, strict=True)
         results.append(GradientPacking(shapes, wire).sums(gradients, partial(_next_sum, pairs)))
-    return results, [(value.dtype.name, int(value.shape[0])) for value in sent[0]]
+    return results, [(values[0].dtype.name, sum(int(tf.size(value)) for value in values)) for values in sent[0]]
 
 
 def _sent(packing, gradients):
-    packed = []
+    sent = []
 
-    def keep(value):
-        packed.append(value)
-        return value
+    def keep(values):
+        sent.append(values)
+        return values
 
     packing.sums(gradients, keep)
-    return packed
+    return sent
 
 
-def _next_sum(pairs, _value):
-    return tf.add(*next(pairs))
+def _next_sum(pairs, _values):
+    return [tf.add(own, others) for own, others in zip(*next(pairs), strict=True)]
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
@@ -51,7 +51,7 @@ def test_all_replicas_use_the_rounded_sums(wire):
     assert not mine[1]
 
 
-def test_each_type_crosses_as_one_tensor_and_is_rounded_only_if_it_is_wider():
+def test_each_type_crosses_together_and_is_rounded_only_if_it_is_wider():
     own = [tf.constant(OWN[0], tf.float64), tf.constant(OWN[1], tf.float16), None, tf.constant(1.0)]
     (mine, _), sent = exchanged("bfloat16", own, own)
     assert sent == [("bfloat16", 6), ("float16", 4), ("bfloat16", 1)]
@@ -71,13 +71,13 @@ def test_sparse_gradients_are_summed_densely():
     np.testing.assert_array_equal(mine[0][0], [[0, 0, 0], [4, 4, 4]])
 
 
-def test_the_size_of_packed_gradients_is_static_even_if_that_of_a_gradient_is_not():
-    """The all-reduce splits them into parts."""
+def test_the_shapes_of_gradients_are_static_even_if_that_of_a_given_one_is_not():
+    """The all-reduce divides them into parts."""
     summed = []
 
-    def all_reduce(value):
-        summed.append(value.shape.as_list())
-        return value
+    def all_reduce(values):
+        summed.extend(value.shape.as_list() for value in values)
+        return values
 
     @tf.function(autograph=False)
     def sums(rows):
@@ -85,7 +85,7 @@ def test_the_size_of_packed_gradients_is_static_even_if_that_of_a_gradient_is_no
         return GradientPacking(SHAPES[:2], "float32").sums([sparse, tf.ones([4])], all_reduce)[0]
 
     np.testing.assert_array_equal(sums(tf.constant(2))[0], [[0, 0, 0], [2, 2, 2]])
-    assert summed == [[10]]
+    assert summed == [[2, 3], [4]]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_squares_are_not_rounded_to_a_type_without_their_range(wire, types):
     packing = GradientPacking([(2,), (2,)], wire, squares=[1])
     sent = []
 
-    def all_reduce(value):
-        sent.append(value.dtype.name)
-        return 2 * value
+    def all_reduce(values):
+        sent.append(values[0].dtype.name)
+        return [2 * value for value in values]
 
     gradients = [tf.constant([1.0, -2.0]), tf.constant([1e-10, 4.0])]
     found, _ = packing.sums(gradients, all_reduce)
@@ -132,4 +132,4 @@ def test_the_reported_bytes_are_those_of_packed_gradients(wire):
     packing = GradientPacking(SHAPES, wire)
     tensors = [None if each is None else tf.constant(each) for each in gradients]
     summed = _sent(packing, tensors)
-    assert packing.size(tensors) == sum(value.shape[0] * value.dtype.size for value in summed)
+    assert packing.size(tensors) == sum(int(tf.size(value)) * value.dtype.size for values in summed for value in values)

@@ -4,6 +4,9 @@ A tensor of n numbers is split into N parts, one per task. Each task sends every
 parts that it receives, and sends the sum to all: a reduce-scatter and an all-gather. A task sends and receives
 2·n·(N − 1)/N numbers, in two messages per other task. All tasks get bitwise equal sums, since each part is summed once.
 
+Two tasks send each other all numbers, and both add them: as many bytes in one message instead of two. The sums are
+bitwise equal, since a + b is b + a. Several tensors need not be packed for that, nor the sums be split.
+
 The connection of a task that exits is closed. A stopped task keeps its connection open: a task that waits for it longer
 than two seconds probes it regularly, and fails if it does not answer for ten seconds.
 

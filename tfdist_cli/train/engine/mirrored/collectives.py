@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.cluster.all_reduce.packing import packed, unpacked
 from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 from tfdist_cli.train.tf_compat.control_flow import after
 
@@ -95,6 +96,17 @@ class Collectives:
         if self.on_gpus and dtype == tf.bfloat16:
             value = tf.cast(value, tf.float32)  # NCCL supports bfloat16, but TensorFlow's use of it does not
         return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, value), dtype)
+
+    def all_reduce_together(self, values: Sequence[tf.Tensor], context: Any) -> list[tf.Tensor]:
+        """Returns the sums of tensors over all replicas, within a step. They cross together.
+
+        Args:
+            values: the replica's tensors, of static shapes and of the same type.
+            context: the replica's context.
+        """
+        if self._all_reduce and self.replicas > 1:
+            return self._all_reduce.sums(values)
+        return unpacked(self.all_reduce(packed(values), context), values)
 
     def assign_means(
         self, variables: Sequence[keras.Variable], own: Sequence[tf.Tensor], context: Any, before: list[Any]

@@ -1,6 +1,6 @@
-"""Packs the gradients of replicas into one tensor of each type, rounded to the wire's type before they are summed.
+"""Sums the gradients of replicas, those of each type together, rounded to the wire's type before.
 
-Every tensor costs several requests, whatever its size. Split into two, a tensor of 700,000 numbers took 1.5 times as
+Every sum costs several requests, whatever its size. Split into two, a tensor of 700,000 numbers took 1.5 times as
 long to sum, and while the backward pass runs, no core is idle that could sum the first part.
 """
 
@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import WireType
+from tfdist_cli.train.cluster.all_reduce.packing import packed, unpacked
 
-Sum = Callable[[tf.Tensor], tf.Tensor]
-"""A replica's tensor → the sum over all replicas, the same on each of them."""
+Sums = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+"""A replica's tensors of one type → their sums over all replicas, the same on each of them."""
 
 
 class GradientPacking:
@@ -24,7 +25,7 @@ class GradientPacking:
     Args:
         shapes: the parameters' shapes.
         wire: the type in which float32 and float64 gradients cross; `float32` leaves both unchanged.
-        packed: whether the gradients of a type cross as one tensor.
+        packed: whether the gradients of a type cross together.
         squares: the indices of those that are sums of squares, for which float16 has no range.
     """
 
@@ -40,7 +41,7 @@ class GradientPacking:
         self._shapes = [tuple(shape) for shape in shapes]
         self._wire = None if wire == "float32" else tf.as_dtype(wire)
 
-    def sums(self, gradients: Sequence[Any], all_reduce: Sum) -> tuple[list[Any], tf.Tensor]:
+    def sums(self, gradients: Sequence[Any], all_reduce: Sums) -> tuple[list[Any], tf.Tensor]:
         """Returns the sums of all replicas' gradients.
 
         A replica's own gradients are rounded, too, before they are summed: replicas that used their own gradients
@@ -64,16 +65,17 @@ class GradientPacking:
                 groups.setdefault(types if self._packed else n, []).append(n)
         for members in groups.values():
             dtype = dense[members[0]].dtype
-            sizes = [int(np.prod(self._shapes[n])) for n in members]
             rounded = [tf.cast(dense[n], self._wire_type(n, dtype)) for n in members]
-            # The sizes stay static, also those of tables whose looked-up rows have become dense gradients.
-            flat = [tf.reshape(each, [size]) for each, size in zip(rounded, sizes, strict=True)]
-            summed = all_reduce(tf.concat(flat, axis=0))
-            if summed.dtype == tf.float16 != dtype:
+            # The shapes stay static, also those of tables whose looked-up rows have become dense gradients.
+            shaped = [tf.reshape(each, self._shapes[n]) for n, each in zip(members, rounded, strict=True)]
+            if shaped[0].dtype == tf.float16 != dtype:
+                (summed,) = all_reduce([packed(shaped)])  # one tensor to check
                 overflow |= ~tf.reduce_all(tf.math.is_finite(summed))
-            parts = tf.split(summed, sizes)
-            for n, part in zip(members, parts, strict=True):
-                dense[n] = tf.cast(tf.reshape(part, self._shapes[n]), dtype)
+                sums: Sequence[tf.Tensor] = unpacked(summed, shaped)
+            else:
+                sums = all_reduce(shaped)
+            for n, total in zip(members, sums, strict=True):
+                dense[n] = tf.cast(total, dtype)
         return dense, overflow
 
     def size(self, gradients: Sequence[Any]) -> int:

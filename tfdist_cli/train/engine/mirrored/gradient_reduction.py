@@ -73,7 +73,7 @@ class GradientReduction:
         shapes = [variable.shape for variable in [*variables, *(variables[n] for n in whole)]]
         squares = range(len(variables), len(dense))
         packing = GradientPacking(shapes, self._rules.wire, packed=self._rules.optimized, squares=squares)
-        summed, overflow = packing.sums(dense, lambda value: self._collectives.all_reduce(value, context))
+        summed, overflow = packing.sums(dense, lambda values: self._collectives.all_reduce_together(values, context))
         sent: Any = packing.size(dense)
         for n, terms in zip(whole, summed[len(variables) :], strict=True):
             summed[n] = SummedTerms(summed[n], terms, kinds[n])
