@@ -127,6 +127,45 @@ def test_a_worker_on_another_host_is_profiled(lab, folder):
     assert not lab.processes()
 
 
+@pytest.mark.rotates(5, 2)
+def test_workers_of_other_hosts_join_and_leave(lab, folder):
+    where = folder("parameter_server", "{chief: {}, ps: {}, worker: {max: 3}}")
+    run = where / "run"
+    launched = start(where, "--run-dir", "run", "--set", "train.epochs=100000")
+
+    def await_steps(wanted):
+        while not any(wanted(line) for line in read_lines(run / "metrics.jsonl")):
+            assert launched.poll() is None, launched.communicate()
+            time.sleep(0.1)
+
+    def scaled(number):
+        argv = [sys.executable, "-m", "tfdist_cli", "scale", run, f"worker={number}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+        assert done.returncode == 0, done.stderr
+
+    try:
+        await_steps(lambda line: line["step"] > 100)
+        scaled(3)
+        await_steps(lambda line: line.get("worker_steps", {}).get("worker:2", 0) > 20)
+        assert len(lab.processes()) >= 5
+        scaled(1)
+        left = json.loads((run / "plan.json").read_text())
+        now = max(line["step"] for line in read_lines(run / "metrics.jsonl"))
+        await_steps(lambda line: line["step"] > now + 200)
+        launched.send_signal(signal.SIGINT)
+        done = finish(launched, 100)
+    finally:
+        launched.kill()
+    assert done.code == 130, done.stderr
+    assert (done.report["attempts"], done.report["losses"]) == (1, [])
+    assert {each["task"] for each in left["tasks"]} == {"chief:0", "ps:0", "worker:0"}
+    trained = [line for line in done.lines("metrics.jsonl") if line["split"] == "train"]
+    steps = [(line["step"], line["epoch_done"]) for line in trained]
+    assert steps == sorted(set(steps)), "a step was taken twice"
+    assert sum(trained[-1]["worker_steps"].values()) == trained[-1]["step"]
+    assert not lab.processes()
+
+
 def test_a_killed_launcher(lab, begin):
     launcher, _ = begin()
     assert len([command for _, command in lab.processes() if command == "sleep 1000"]) == 3
