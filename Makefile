@@ -41,7 +41,7 @@ test-clusters: $(INSTALLED)
 test-timed: $(INSTALLED)
 	$(RUN) pytest -m timed $$(grep -rl --include='test_*.py' 'mark\.timed' $(SLOW))
 
-check: lint ## Run linters and the tests that need neither TensorFlow nor a cluster, in under a minute
+check: lint ## Run linters and the tests that need neither TensorFlow nor a cluster, in 1 to 2 minutes
 	$(RUN) pytest -n $(JOBS) --dist worksteal -m 'not slow and not tensorflow' $(addprefix --ignore=,$(SLOW) tests/train)
 
 compat: test-oldest $(COMPAT:%=compat-%) ## Test with the oldest and the newest TensorFlow, Keras and other dependencies

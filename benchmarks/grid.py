@@ -316,8 +316,8 @@ def _with_and_without(name: str, title: str, side: Side, what: str, works: tuple
 def _limits() -> dict[str, Contest]:
     """Returns contests of Keras alone: one process for each worker, which exchange nothing, against one process.
 
-    No training that divides its batches among as many workers on these cores takes more steps: `ps_async` counts the
-    batches of all workers, the others their common steps.
+    Workers that take Keras's own steps on these cores cannot be faster. `limit_async` counts the batches of all
+    processes, `limit_sync` the steps of one of them.
     """
     contests = {}
     for key, size in SIZES.items():

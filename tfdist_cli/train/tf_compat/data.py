@@ -140,7 +140,7 @@ def register_python(name: str, function: Callable[..., Any]) -> None:
 
 
 def forget_python(name: str) -> None:
-    """Ends what `register_python` has begun: TensorFlow's own registry does not keep a function."""
+    """Removes a function that `register_python` has added. TensorFlow's registry has only a weak reference to it."""
     del _registered[name]
 
 

@@ -122,7 +122,7 @@ class AllReduce:
         parts.insert(self._index, flat[own])
         wide = tf.float32 if len(parts) > 2 and flat.dtype in _NARROW else flat.dtype
         summed = tf.cast(tf.add_n([tf.cast(part, wide) for part in parts]), flat.dtype)
-        (gathered,) = self._call(self._gather, [summed, tf.constant(size)], [flat.dtype])
+        (gathered,) = self._call(self._gather, [summed, tf.constant(size, tf.int64)], [flat.dtype])
         return tf.ensure_shape(gathered, [size])
 
     def gather(self, numbers: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -182,7 +182,7 @@ class AllReduce:
     def _add(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Exchanges arrays with the only other task, and returns the sums.
 
-        To add all numbers takes two tasks no longer than to add half of them and to wait for the other half.
+        To add all numbers takes no longer than to add half of them and to wait for the other half.
         """
         return self._of_both(arrays, np.add)
 
@@ -191,7 +191,12 @@ class AllReduce:
         return self._of_both(arrays, lambda _, theirs, out: np.copyto(out, theirs))
 
     def _of_both(self, arrays: Sequence[np.ndarray], function: Callable[..., object]) -> list[np.ndarray]:
-        """Returns what a function of this task's array, the other's and the result writes into the result."""
+        """Returns arrays of the same shapes, which a function has written.
+
+        Args:
+            arrays: this task's.
+            function: takes this task's array, that of the other task, and the array that it writes, all of shape (n,).
+        """
         dtype, (other,) = arrays[0].dtype, self._links
         size = sum(array.size for array in arrays)
         message = Incoming(self._exchanges, size * dtype.itemsize, partial(self._memory.empty, size, dtype))
