@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.prediction.function import Leaves
 from tfdist_cli.train.prediction.groups import Groups
-from tfdist_cli.train.prediction.mirrored import summing
+from tfdist_cli.train.prediction.mirrored import sum_of_tasks
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_predicted_batches
 from tfdist_cli.train.trainer.config.training import Verbose
 from tfdist_cli.train.trainer.sigterm import end_if_terminated
@@ -96,7 +96,7 @@ class Hooks:
     def _sum(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Sums integers over the tasks that run this program; None if it is only the chief."""
         environment = self.context.environment
-        return summing(self.context) if environment.traits.together and len(environment.members) > 1 else None
+        return sum_of_tasks(self.context) if environment.traits.together and len(environment.members) > 1 else None
 
     def _chiefs(self, own: bool) -> bool:
         """Returns the chief's answer on every task."""

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.spec.sections.updates import EmbeddingRule
+from tfdist_cli.train.cluster.all_reduce.between_tasks import summing
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.python_data.dataset_function import PythonData
@@ -30,9 +31,10 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
     with context.strategy.scope():
         function = PredictionFunction(model, groups.input_spec, least)
         predict = function.compiled(groups.size)
+    sums = sum_of_tasks(context)
     if groups.count > 1 and not isinstance(groups.function, PythonData):
         data = {"data to predict": lambda _: groups.function(Shard())}
-        check_same_arrays(data, summing_values(context), is_chief=index == 0)
+        check_same_arrays(data, lambda own: np.asarray(sums(tf.constant(own, tf.float64))), is_chief=index == 0)
     iterator = iter(groups.batches(index))
 
     def predicted() -> list[tf.Tensor]:
@@ -40,7 +42,7 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
         with context.strategy.scope(), context.computing():
             return predict(iterator)
 
-    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, summing(context), function)
+    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, sums, function)
     return function.outputs, found
 
 
@@ -86,26 +88,6 @@ def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DTy
     return [tf.io.parse_tensor(piece, dtype).numpy() for piece, dtype in zip(pieces, types, strict=True)]
 
 
-def summing_values(context: ClusterContext) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that sums float64 arrays over all tasks."""
-    sums = summing(context)
-    return lambda values: np.asarray(sums(tf.constant(values, tf.float64)))
-
-
-def summing(context: ClusterContext) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function that sums integers over all tasks."""
-    if context.all_reduce:
-        return context.all_reduce.sum
-    strategy = context.strategy
-    local = strategy.num_replicas_in_sync // len(context.environment.members)
-
-    def once(value: tf.Tensor) -> tf.Tensor:
-        replica = tf.distribute.get_replica_context()
-        first = tf.equal(tf.cast(replica.replica_id_in_sync_group, tf.int64) % local, 0)
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, value, tf.zeros_like(value)))
-
-    @tf.function(autograph=False, reduce_retracing=True)
-    def total(value: tf.Tensor) -> tf.Tensor:
-        return strategy.experimental_local_results(strategy.run(once, args=(value,)))[0]
-
-    return total
+def sum_of_tasks(context: ClusterContext) -> Callable[..., tf.Tensor]:
+    """Returns a function that sums a tensor over all tasks."""
+    return summing(context.strategy, len(context.environment.members), context.all_reduce)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.cluster.all_reduce.between_tasks import summing
 from tfdist_cli.train.cluster.all_reduce.packing import packed, unpacked
 from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 from tfdist_cli.train.tf_compat.control_flow import after
@@ -49,14 +50,13 @@ class Collectives:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, membership: Membership) -> None:
-        self._strategy = strategy
         self._all_reduce = membership.all_reduce
         self.replicas: int = strategy.num_replicas_in_sync
         self.index, self.workers = membership.index, len(membership.tasks)
         self.local = self.replicas // self.workers
         self.first = membership.index * self.local
         self.on_gpus = self.replicas > 1 and "GPU" in strategy.extended.worker_devices[0]
-        self.sum = self._all_reduce.sum if self._all_reduce else self._summing_function()
+        self.sum = summing(strategy, self.workers, self._all_reduce)
 
     @property
     def gather(self) -> Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None:
@@ -130,15 +130,3 @@ class Collectives:
             value = tf.cast(tf.reshape(piece, variable.shape), variable.dtype)
             tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
         return pieces
-
-    def _summing_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        def once(value: tf.Tensor) -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int64) % self.local, 0)
-            return self.all_reduce(tf.where(first, value, tf.zeros_like(value)), context)
-
-        @tf.function(autograph=False, reduce_retracing=True)
-        def total(value: tf.Tensor) -> tf.Tensor:
-            return self._strategy.experimental_local_results(self._strategy.run(once, args=(value,)))[0]
-
-        return total
