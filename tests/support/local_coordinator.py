@@ -9,6 +9,7 @@ from tensorflow.python.distribute.coordinator.coordinator_context import with_di
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from tfdist_cli.train.engine.parameter_server import context, engine, gradient_store
+from tfdist_cli.train.engine.parameter_server.asynchronous import executions
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
 from tfdist_cli.train.engine.parameter_server.quorum import functions, queues
@@ -93,6 +94,16 @@ class LocalCoordinator:
         pass
 
 
+class Functions:
+    """A worker here finds the concrete function itself."""
+
+    def __init__(self, _):
+        pass
+
+    def of(self, function, _):
+        return function
+
+
 class NoPause:
     """Nobody wants to pause."""
 
@@ -118,6 +129,7 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
     for name in ("clear_failure", "reserve_function_table"):
         monkeypatch.setattr(engine, name, lambda *_: None)
     monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, *_: PerWorker(remotes.values()))
+    monkeypatch.setattr(executions, "ConcreteFunctions", Functions)
     for module in (context, engine, gradient_store, functions, queues, token_queues):
         monkeypatch.setattr(module, "CHIEF_DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
     with strategy.scope():

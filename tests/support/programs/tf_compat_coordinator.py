@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.coordinator import (
     Cancellation,
+    ConcreteFunctions,
     admit_worker,
     as_coordinator_calls,
     clear_failure,
@@ -88,6 +89,13 @@ with tf.device(worker.device_name):
     assert concrete(*own).numpy() == 2
 assert take.experimental_get_tracing_count() == 1
 
+functions = ConcreteFunctions(coordinator.strategy)
+concrete = functions.of(take, (iterators,))
+assert functions.of(take, (iterators,)) is concrete
+assert coordinator.schedule(concrete, args=(iterators,)).fetch() == 3
+assert run_for_result(worker, concrete, (iterators,)).fetch() == 4
+assert take.experimental_get_tracing_count() == 1
+
 
 # A function that has no data is compiled, and what a thread runs there does not delay those who stop using an executor.
 @tf.function
@@ -114,7 +122,7 @@ with as_coordinator_calls(worker), tf.device(worker.device_name):
         failures.append(error)
 assert len(failures) == 1, "there is no batch"
 with_index = [int(each) for each in coordinator.schedule(take_with_index, args=(iterators,)).fetch()]
-assert with_index == [3, 0], with_index
+assert with_index == [5, 0], with_index
 assert take_with_index.experimental_get_tracing_count() == 1
 
 
@@ -126,8 +134,8 @@ def wait_on_worker():
 end = tf.timestamp() + 3
 waiting = threading.Thread(target=wait_on_worker)
 waiting.start()
-assert coordinator.schedule(take, args=(iterators,)).fetch() == 4
-assert coordinator.schedule(take, args=(iterators,)).fetch() == 5
+assert coordinator.schedule(take, args=(iterators,)).fetch() == 6
+assert coordinator.schedule(take, args=(iterators,)).fetch() == 7
 assert tf.timestamp() < end, "the coordinator has waited for another thread"
 waiting.join()
 
@@ -168,7 +176,7 @@ joining = create_worker(coordinator, 2)
 opened = joining.create_resource(lambda: iter(tf.data.Dataset.range(100, 200)), args=())
 set_iterator(iterators, 2, opened)
 results = [coordinator.schedule(take, args=(iterators,)).fetch() for _ in range(10)]
-assert results == list(range(6, 16)), results
+assert results == list(range(8, 18)), results
 with coordinator.strategy.scope():
     alone = [run_for_result(joining, take, (iterators,)) for _ in range(2)]
 assert alone[0].fetch() == 100

@@ -33,6 +33,7 @@ from tfdist_cli.train.optimizers.apply import innermost, substituted
 from tfdist_cli.train.optimizers.terms import joined
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import after
+from tfdist_cli.train.tf_compat.coordinator import ConcreteFunctions
 from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, iterations, learning_rate
 from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.placement import created_beside
@@ -75,6 +76,7 @@ class WorkerExecutions:
         compiled: those of them that workers have compiled.
         loop: the function that takes whole rounds (see `Updates.steps_per_round`) until it is stopped. Its arguments:
             as before, and the most steps that it takes.
+        concrete: their concrete functions, once they have been called.
     """
 
     unrolls: ClassVar[bool] = True
@@ -92,6 +94,7 @@ class WorkerExecutions:
         self.unrolled = cache(self._unrolled_function)
         self.compiled = UnrolledFunctions(context, self.unrolled)
         self.loop = self._loop_function()
+        self.concrete = ConcreteFunctions(context.coordinator.strategy)
 
     def suit(self, workers: Workers) -> bool:  # noqa: ARG002 whichever they are
         """Whether all workers can take these executions, those included that are about to join."""

@@ -180,8 +180,9 @@ class Schedule:
 
     def _waits(self, scheduled: Scheduled) -> bool:
         """Whether the worker of an execution is lost, and takes it again when it is back."""
-        own = any(lane.worker is scheduled.worker for lane in self._lanes)
-        return scheduled.worker is not None and own and is_aborted(scheduled.remote)
+        if scheduled.worker is None or not is_aborted(scheduled.remote):
+            return False
+        return any(lane.worker is scheduled.worker for lane in self._lanes)
 
     def _next_lane(self) -> Lane | None:
         """Returns the lane with the fewest executions in flight of those that may have another one."""

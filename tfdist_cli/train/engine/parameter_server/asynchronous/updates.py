@@ -254,14 +254,14 @@ class AsynchronousUpdates:
     def _schedule(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         self._forms.add((count if unrolled else self._updates.steps_per_round, unrolled))
         function, args = self._call(iterators, number, count, unrolled=unrolled)
-        scheduled = self._raising_cause(None, lambda: self._context.coordinator.schedule(function, args=args))
+        coordinator, concrete = self._context.coordinator, self._executions.concrete
+        scheduled = self._raising_cause(None, lambda: coordinator.schedule(concrete.of(function, args), args=args))
         self._serve()
         return scheduled
 
     def _run_on(self, worker: Any, iterators: Any, number: int, count: int, *, unrolled: bool) -> Any:
         function, args = self._call(iterators, number, count, unrolled=unrolled)
-        with self._context.coordinator.strategy.scope():  # as where it was traced
-            remote = run_for_result(worker, function, args)
+        remote = run_for_result(worker, self._executions.concrete.of(function, args), args)
         self._serve()
         return remote
 
