@@ -227,6 +227,25 @@ def test_what_needs_a_checkpoint(roles, record, replicas, why, make_handler):
     assert bool(event.because) == bool(why)
 
 
+@pytest.mark.parametrize("checkpoint", ["", "no"])
+def test_workers_join_later_before_the_training_has_begun(checkpoint, make_handler):
+    request_handler = make_handler(checkpoint=checkpoint, worker=MANY)
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), RUNNING)
+    assert (event.answer, event.code) == ("refused", "training-not-begun")
+    assert request_handler.answer(ScaleRequest("b", {"ps": 2}), RUNNING).code == "no-checkpoints"
+    event = request_handler.answer(ScaleRequest("c", {"worker": 2}), elastic(CHIEF, W0, PS))
+    assert isinstance(event, ResizeAccepted)
+
+
+@pytest.mark.parametrize("checkpoint", ["", "no"])
+def test_why_workers_cannot_join_is_said_where_nothing_could_resume(checkpoint, make_handler):
+    request_handler = make_handler(checkpoint=checkpoint, worker=MANY)
+    state = elastic(CHIEF, W0, PS, joins=False, reason="each update needs all")
+    event = request_handler.answer(ScaleRequest("a", {"worker": 2}), state)
+    assert event.code == "no-checkpoints"
+    assert event.reason.startswith("each update needs all; ")
+
+
 def test_a_dry_run_of_a_join_changes_nothing(make_handler):
     request_handler = make_handler(worker=MANY)
     answer = request_handler.answer(ScaleRequest("a", {"worker": 2}, dry_run=True), elastic(CHIEF, W0, PS))

@@ -14,7 +14,7 @@ from tfdist_cli.launch.run.requests import ProfileRequest, Request, ScaleRequest
 from tfdist_cli.launch.supervisor.events import ProfileAccepted, ProfileRefused, RequestAnswered, ResizeAccepted
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.profiling import check_profile
-from tfdist_cli.launch.supervisor.state import JobState
+from tfdist_cli.launch.supervisor.state import NOT_TRAINING_YET, JobState
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan, PlannedTask, make_plan
 from tfdist_cli.plan.resources import Resources, allocate
@@ -138,7 +138,7 @@ class Planner:
         change = Change(joins, leaves)
         change = replace(change, needs_checkpoint=next(self._obstacles(change, share, state), None))
         if change.needs_checkpoint is not None:
-            self._check_resumable()
+            self._check_resumable(change.needs_checkpoint)
         return change
 
     def _obstacles(self, change: Change, share: Mapping[TaskId, Resources], state: JobState) -> Iterator[str]:
@@ -162,19 +162,35 @@ class Planner:
         if registered and state.takes_no_workers_because:
             yield state.takes_no_workers_because
 
-    def _check_resumable(self) -> None:
+    def _check_resumable(self, obstacle: str) -> None:
+        """Checks that the training can resume from a checkpoint.
+
+        Args:
+            obstacle: why it would have to; empty where it always does.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self._recipe is not None and self._recipe.checkpoint is not None:
+            return
+        if obstacle == NOT_TRAINING_YET:
+            raise UsageError(
+                f"workers cannot join or leave yet: {obstacle}",
+                code="training-not-begun",
+                hint="try again when the training takes steps",
+            )
+        because = f"{obstacle}; " if obstacle else ""
         if self._recipe is None:
             raise UsageError(
-                "the run's tasks run a program: only a recipe can resume from a checkpoint",
+                f"{because}the run's tasks run a program: only a recipe can resume from a checkpoint",
                 code="no-checkpoints",
                 hint="stop the run, and launch it again with --set roles.ROLE.replicas=N",
             )
-        if self._recipe.checkpoint is None:
-            raise UsageError(
-                "the recipe saves no checkpoints: the training would start from the beginning",
-                code="no-checkpoints",
-                hint="add 'checkpoint: {every_seconds: 60}' to the recipe, then stop and launch the run once",
-            )
+        raise UsageError(
+            f"{because}the recipe saves no checkpoints: the training would start from the beginning",
+            code="no-checkpoints",
+            hint="add 'checkpoint: {every_seconds: 60}' to the recipe, then stop and launch the run once",
+        )
 
     def switch_to(self, cluster: Cluster) -> None:
         """Releases the reserved addresses, and reserves those of another cluster.
