@@ -88,7 +88,8 @@ def test_progress_is_told_every_few_seconds_if_there_is_any():
     for now in range(80, 200):
         screen.at(now, Tick())
     told = screen.text.splitlines()
-    assert told[0] == "[tfdist] step 60/100  4.0 steps/s  10 s left  loss 0.25"
+    assert told[0] == "[tfdist] step 60/100  4.0 steps/s  loss 0.25"
+    assert told[1] == "[tfdist] step 65/100  4.0 steps/s  35 s left  loss 0.25"
     assert [line.split()[2] for line in told] == ["60/100", "65/100", "70/100", "75/100", "79/100"]
 
 
@@ -181,6 +182,7 @@ def test_the_live_table():
     with screen.display.on_screen():
         screen.at(0.1, Output(WORKER, "stderr", ("scrolls by",), "10%"))
         screen.at(1, RecordReceived(WORKER, {"kind": "state", "state": "serving"}))
+        screen.at(1, progress(45, epoch=1, epochs=2, steps_per_second=5, workers={"worker:0": 5.0}))
         screen.at(2, progress(50, epoch=1, epochs=2, steps_per_second=5, workers={"worker:0": 5.0}))
         screen.at(3, Exited(PS, -9))
     shown = without_colours(screen.text)

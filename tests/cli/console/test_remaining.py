@@ -14,14 +14,15 @@ def test_unknown_without_a_total_and_when_all_is_done():
     assert RemainingTime().update(None, 1) is None
     assert RemainingTime().update(at(5, None), 1) is None
     assert RemainingTime().update(at(1000), 1) is None
-    assert RemainingTime().update(at(5, rate=0.0), 1) is None
+    assert RemainingTime().update(at(5), 1) is None
 
 
-def test_the_first_report_says_its_own_rate_and_time_goes_on_between_reports():
-    remaining, first = RemainingTime(), at(100)
-    assert remaining.update(first, 10) == 90
-    assert remaining.update(first, 14) == 86
-    assert remaining.update(first, 500) == 0
+def test_the_first_report_has_no_estimate_and_time_goes_on_between_later_ones():
+    remaining, second = RemainingTime(), at(100)
+    assert remaining.update(at(1, rate=0.01), 1) is None
+    assert remaining.update(second, 10.9) == pytest.approx(90)
+    assert remaining.update(second, 14.9) == pytest.approx(86)
+    assert remaining.update(second, 500) == 0
 
 
 def test_a_steady_training_is_told_exactly_though_its_own_rate_jumps():
@@ -38,4 +39,5 @@ def test_a_pause_moves_it_a_little_and_a_restart_begins_again():
         before = remaining.update(at(10 * second), second) or 0.0
     after = remaining.update(at(10 * 59 + 1), 64) or 0.0
     assert before - 5 < after < 1.3 * before
-    assert remaining.update(at(500, rate=5.0), 65) == 100
+    assert remaining.update(at(500, rate=5.0), 65) is None
+    assert remaining.update(at(505), 66) == pytest.approx(99)

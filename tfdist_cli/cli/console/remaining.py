@@ -15,7 +15,8 @@ _MEMORY = 30.0
 class RemainingTime:
     """Averages the steps per second of the whole job, with exponentially decreasing weights.
 
-    Validations and checkpoints count, because the remaining training has them too. A restart begins a new average.
+    Validations and checkpoints count, because the remaining training has them too. A restart begins a new average. The
+    first report has no estimate: its rate contains the time in which functions were traced and compiled.
     """
 
     def __init__(self) -> None:
@@ -35,9 +36,9 @@ class RemainingTime:
             self._add(progress, now)
         if progress is None or progress.total is None or progress.step >= progress.total:
             return None
-        rate = self._steps / self._seconds if self._seconds and self._steps else progress.steps_per_second
-        if not rate:
+        if not (self._seconds and self._steps):
             return None
+        rate = self._steps / self._seconds
         return max(0.0, (progress.total - progress.step) / rate - (now - self._at))
 
     def _add(self, progress: Progress, now: float) -> None:
