@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist_cli.cli.console.summary import print_failure, print_report
+from tfdist_cli.cli.console.summary import _facts, print_failure, print_report
 from tfdist_cli.launch.run.report import Failure, Report, TaskExit
 from tfdist_cli.launch.run.snapshot import WorkerFigures
 from tfdist_cli.launch.supervisor.events import ResizeAccepted
@@ -79,6 +79,13 @@ def test_what_came_of_the_run(capsys, code):
         *(["resume      launch again with --run-dir /runs/x"] if code else []),
         "time        1:02:03",
     ]
+
+
+@pytest.mark.parametrize(("first", "said"), [(0, "to step 20, "), (12, "from step 12 to step 20, ")])
+def test_a_training_that_resumed_says_where(first, said):
+    result = {"first": first, "step": 20, "examples": 640, "seconds": 1.5}
+    facts = dict(_facts(Report(0, "", (), (), 3.0, result), Path("/runs/x")))
+    assert facts["training"].startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_only_the_chief_reports(tmp_path):
 def test_each_workers_figures_are_sent_at_the_end(clock, monkeypatch):
     sent = []
     monkeypatch.setattr("tfdist_cli.train.trainer.reporting.emit", lambda kind, **fields: sent.append((kind, fields)))
-    progress = ProgressReporter(None, engine=SimpleNamespace(is_chief=True), first=0, total=600, epochs=1)
+    progress = ProgressReporter(None, engine=SimpleNamespace(is_chief=True), first=40, total=600, epochs=1)
     names = [f"worker:{index}" for index in range(60)]
     clock.seconds += 30.0  # the time in which functions are traced belongs to no worker's rate
     for number in range(3):
@@ -58,6 +58,7 @@ def test_each_workers_figures_are_sent_at_the_end(clock, monkeypatch):
             progress.count(Execution(0, np.zeros(steps), np.zeros(1), *counts, ended=clock.seconds))
     progress.finish()
     assert [kind for kind, _ in sent] == ["workers", "workers", "result"]
+    assert sent[-1][1]["first"] == 40
     workers = {name: figures for _, fields in sent[:-1] for name, figures in fields["workers"].items()}
     assert list(workers) == names
     assert workers["worker:0"] == [60, 480, 40.0]

@@ -144,7 +144,8 @@ def _facts(report: Report, run_dir: Location) -> Iterator[tuple[str, str]]:
     result = report.result
     if result:
         step, examples, seconds = (result.get(key) for key in ("step", "examples", "seconds"))
-        yield "training", f"to step {step}, {examples} examples in {seconds} s"
+        begun = f"from step {result['first']} " if result.get("first") else ""
+        yield "training", f"{begun}to step {step}, {examples} examples in {seconds} s"
     yield from zip(chain(["workers"], repeat("")), _worker_lines(report), strict=False)
     if report.metrics:
         yield "metrics", metrics_text(report.metrics)

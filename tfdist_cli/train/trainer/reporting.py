@@ -226,6 +226,7 @@ class ProgressReporter:
             self._send_workers()
             emit(
                 "result",
+                first=self._first,
                 step=self._step,
                 metrics=self._final_metrics(),
                 seconds=round(time.monotonic() - self._begun, 3),
