@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+from tests.support.codes import codes_in
 from tfdist_cli.cli import app as application
 from tfdist_cli.cli.app import COMMANDS, load_command
 from tfdist_cli.errors import TfdistError, TimeoutExceeded
@@ -143,6 +144,37 @@ def test_a_reader_that_goes_away_is_no_error(cluster_file):
     run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert len(run.stdout) == 10
     assert not run.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["schema recipe", "list . --json", "plan cluster.yaml -- true", "--version", "--help"]
+)
+def test_output_that_cannot_be_written_is_an_error(cluster_file, command):
+    script = f"{sys.executable} -m tfdist_cli {command} >/dev/full"
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (run.returncode, codes_in(run.stderr)) == (2, ["output-not-writable"])
+    assert "Traceback" not in run.stderr
+    assert "Exception ignored" not in run.stderr
+
+
+def test_an_error_has_its_exit_code_where_nothing_can_be_written(cluster_file):
+    script = f"{sys.executable} -m tfdist_cli schema recipe >/dev/full 2>&1"
+    assert subprocess.run(["bash", "-c", script], check=False).returncode == 2
+
+
+def test_a_program_may_print_to_an_unbuffered_output(cluster_file):
+    argv = [sys.executable, "-u", "-m", "tfdist_cli", "--version"]
+    run = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("tfdist ")
+
+
+def test_an_error_of_another_file_keeps_its_traceback(monkeypatch):
+    def fail(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(application, "app", fail)
+    with pytest.raises(OSError, match="No space"):
+        application.main()
 
 
 def test_no_colour_where_there_is_no_terminal(tfdist):

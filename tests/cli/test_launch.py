@@ -192,6 +192,59 @@ def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(tfdist, mirro
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pair.yaml"]
 
 
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--track", "foo"), "unknown-tracker"),
+        (("--run-dir", "pair.yaml"), "run-directory-unusable"),
+        (("--run-dir", "pair.yaml/below"), "run-directory-unusable"),
+        (("--run-dir", "/proc/x"), "run-directory-unusable"),
+        (("--run-dir", ""), "empty-path"),
+        (("--run-dir", "full"), "not-a-run-dir"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_launch_refuses(options, code, dry, tfdist, mirrored, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    result = tfdist("launch", mirrored, *options, *dry, "--", "true")
+    assert (result.code, codes_in(result.err), result.out) == (2, [code], "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "pair.yaml"]
+
+
+def test_a_dry_run_creates_no_run_directory(tfdist, mirrored, tmp_path):
+    assert tfdist("launch", mirrored, "--run-dir", "new/one", "--dry-run", "--", "true").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["pair.yaml"]
+
+
+def test_a_dry_run_as_json_is_the_plan_as_json(tfdist, mirrored):
+    dry = tfdist("launch", mirrored, "--dry-run", "--json", "--", "true")
+    assert json.loads(dry.out) == json.loads(tfdist("plan", mirrored, "--json", "--", "true").out)
+
+
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_a_recipe_without_checkpoints_does_not_take_the_directory_of_one_that_has_some(tfdist, cluster_file, dry):
+    step = cluster_file.parent / "run" / "checkpoints" / "step-000000000007"
+    step.mkdir(parents=True)
+    (cluster_file.parent / "run" / "plan.json").write_text("{}")
+    launch = ("launch", cluster_file, "--recipe", "digits.yaml", "--run-dir", "run", *dry)
+    (cluster_file.parent / "digits.py").write_text("def model(params): ...\ndef dataset(params, split, shard): ...\n")
+    assert codes_in(tfdist(*launch).err) == ["run-has-checkpoints"]
+    assert not (cluster_file.parent / "run" / "attempt_1").exists()
+    if dry:
+        assert tfdist(*launch, "--set", "checkpoint.every_seconds=60").code == 0
+        step.rmdir()
+        assert tfdist(*launch).code == 0
+
+
+@pytest.mark.parametrize(("given", "said"), [("nan", "'nan' is not a number"), ("x", "'x'"), ("-1", "less than 0")])
+def test_what_is_no_number_of_seconds(tfdist, mirrored, given, said):
+    result = tfdist("launch", mirrored, "--stall-timeout", given, "--dry-run", "--", "true")
+    assert result.code == 2
+    assert said in " ".join(result.err.split())
+    assert "--stall-timeout" in result.err
+
+
 def test_a_dry_run_of_a_recipe(tfdist, cluster_file):
     result = tfdist("launch", cluster_file, "--recipe", "digits.yaml", "--dry-run")
     assert result.out.count("tfdist_cli role --task worker:") >= 2

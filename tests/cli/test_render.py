@@ -44,6 +44,11 @@ def test_an_unknown_launcher_and_a_file_that_cannot_be_written(tfdist, mirrored,
     assert codes_in(refused.err) == ["output-not-writable"]
 
 
+@pytest.mark.parametrize("command", [("render",), ("role", "--task", "worker:0", "--cluster")])
+def test_an_empty_run_directory_is_refused(command, tfdist, mirrored):
+    assert codes_in(tfdist(*command, mirrored, "--run-dir", "", "--", "true").err) == ["empty-path"]
+
+
 def test_there_is_something_to_render(tfdist, mirrored):
     nothing = tfdist("render", str(mirrored))
     assert nothing.code == 2

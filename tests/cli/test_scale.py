@@ -27,10 +27,11 @@ from tfdist_cli.spec.sections.recipe import Recipe
         (["wroker=3"], "unknown-role", "did you mean 'worker'?"),
         (["x=3"], "unknown-role", ", ".join(ROLES)),
         (["runs/x", "boss"], "unknown-role", "boss"),
+        (["runs/x", "worker"], "wrong-type", "expected worker=N"),
         (["worker=many"], "wrong-type", "got 'many'"),
         (["worker=-1"], "wrong-type", "got '-1'"),
         (["worker=1", "worker=2"], "role-given-twice", "worker=2: "),
-        (["worker=1"], "not-a-run-dir", "runs/latest"),
+        (["worker=1"], "not-a-run-dir", "there is no run in "),
     ],
 )
 def test_what_cannot_be_meant(arguments, code, said, tfdist, tmp_path, monkeypatch):
@@ -47,6 +48,33 @@ def test_a_run_that_has_ended_is_to_be_launched_again(tfdist, tmp_path):
     assert result.code == 2
     assert codes_in(result.err) == ["run-not-running"]
     assert f"--run-dir {tmp_path} --set roles.worker.replicas=4 --set roles.ps.replicas=2" in result.err
+    (tmp_path / "checkpoints" / "step-000000000007").mkdir(parents=True)
+    assert tfdist("scale", tmp_path, "worker=4", "ps=2").err != result.err, "it continues from there"
+
+
+ENDED = """
+strategy: parameter_server
+roles:
+  chief: {}
+  ps: {hosts: ['127.0.0.1:2000']}
+  worker: {replicas: 2, max: 3, hosts: ['127.0.0.1:2001', '127.0.0.1:2002', '127.0.0.1:2003']}
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code", "said"),
+    [
+        (["worker=0"], "scale-rejected", "worker"),
+        (["worker=4"], "scale-rejected", "max"),
+        (["worker=3", "ps=2"], "run-not-running", "--set roles.worker.replicas=3 --set roles.ps.replicas=2 -- COMMAND"),
+    ],
+)
+def test_the_numbers_of_a_run_that_has_ended_are_checked(numbers, code, said, tfdist, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"tasks": []}))
+    (tmp_path / "cluster.yaml").write_text(ENDED)
+    result = tfdist("scale", tmp_path, *numbers)
+    assert (result.code, codes_in(result.err)) == (2, [code])
+    assert said in result.err
 
 
 PROGRAM = """

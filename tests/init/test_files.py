@@ -57,8 +57,10 @@ def test_nothing_is_overwritten(tmp_path):
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "here").write_text("")
-    with raises(UsageError, "cannot-write"):
+    with raises(UsageError, "not-a-folder"):
         write_files(tmp_path / "here", {"a": ""}, force=False)
+    with raises(UsageError, "cannot-write"):
+        write_files(tmp_path / "here" / "below", {"a": ""}, force=False)
 
 
 def test_the_demo_is_that_of_the_repository(tmp_path):

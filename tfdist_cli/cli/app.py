@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import tfdist_cli
 from tfdist_cli.cli.console import console
+from tfdist_cli.cli.console.standard_output import checked_stdout
 from tfdist_cli.errors import ExitCode, TfdistError
 from tfdist_cli.spec.path_scheme import refuse_scheme
 
@@ -148,9 +149,11 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     gc.disable()  # imports leave no garbage
     try:
-        app(prog_name="tfdist")
+        with checked_stdout():
+            app(prog_name="tfdist")
     except TfdistError as error:
-        console.print_error(error)
+        with console.tolerating_closed_output():
+            console.print_error(error)
         sys.exit(error.exit_code)
     finally:
         gc.enable()

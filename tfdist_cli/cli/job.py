@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.registry import refuse_active_jobs
 from tfdist_cli.launch.restart_rules import default_max_restarts, restart_rules
-from tfdist_cli.launch.run.directory import run_location
+from tfdist_cli.launch.run.directory import check_run_dir, chosen_location, refuse_without_checkpoints, run_location
 from tfdist_cli.launch.supervisor.launcher import Launcher
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
@@ -19,7 +20,7 @@ from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.run_storage.stored_run import in_service
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.loading.recipe_module import check_module
-from tfdist_cli.spec.path_scheme import Url, checked_location
+from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -73,6 +74,23 @@ class Job:
         folders = [folder for path in paths for folder in path.split(os.pathsep) if folder]
         check_module(self.recipe, str(self.cluster.recipe), [*folders, str(Path.cwd())])
 
+    def check_run_dir(self) -> None:
+        """Checks that a launch can use the run directory. Nothing is created.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        check_run_dir(self.run_dir, self.parent, self.refuse_run_dir)
+
+    def refuse_run_dir(self, path: Path) -> None:
+        """Checks that an earlier run's directory is free, and that this job continues its training.
+
+        Raises:
+            UsageError: a job of a scheduler uses it, or the recipe would not continue from its checkpoints.
+        """
+        refuse_active_jobs(path)
+        refuse_without_checkpoints(path, self.recipe)
+
     def rules(self, timeouts: Timeouts, max_restarts: int | None) -> JobPolicy:
         """Returns the policy of restarts and timeouts. By default the limit is at least each role's `restart.max`."""
         given = restart_rules(self.cluster)
@@ -100,7 +118,7 @@ def load_job(
     Raises:
         UsageError: a file is invalid, there is nothing to run, or both a recipe and a program are given.
     """
-    chosen = None if run_dir is None else checked_location(run_dir)
+    chosen = chosen_location(run_dir)
     fetcher = RecipeFetcher(chosen)
     spec, trained = load_run(cluster, recipe, overrides, fetch=fetcher)
     console.print_warnings(fetcher.warnings)

@@ -16,11 +16,19 @@ from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.progress import Display, LiveDisplay
 from tfdist_cli.cli.console.summary import print_failure, print_report
 from tfdist_cli.cli.job import Job, load_job
-from tfdist_cli.cli.options import ClusterArgument, CommandArgument, OnOption, RecipeOption, SetOption, settings
-from tfdist_cli.cli.plan import print_plan
+from tfdist_cli.cli.options import (
+    ClusterArgument,
+    CommandArgument,
+    OnOption,
+    RecipeOption,
+    SetOption,
+    seconds_option,
+    settings,
+)
+from tfdist_cli.cli.plan import print_plan, print_plan_as_json
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.launch.documents import to_json
-from tfdist_cli.launch.registry import launcher_of, refuse_active_jobs
+from tfdist_cli.launch.registry import launcher_of
 from tfdist_cli.launch.run.directory import RunDir, open_run_dir
 from tfdist_cli.launch.run.event_loop import Watcher
 from tfdist_cli.launch.run.planner import Planner, RequestHandler
@@ -66,21 +74,22 @@ def launch(  # noqa: PLR0913 a parameter is an option
         bool, typer.Option("--dry-run", help="Print the plan and what would be started; start nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print neither the tasks' output nor progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result of the run as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result of the run, or the plan of a dry run, as JSON.")
+    ] = False,
     start_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds within which every task of a recipe must be up.")
+        float, seconds_option("Seconds within which every task of a recipe must be up.")
     ] = _DEFAULTS.start,
     evaluator_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds for the evaluator to score the last checkpoint after the training.")
+        float, seconds_option("Seconds for the evaluator to score the last checkpoint after the training.")
     ] = _DEFAULTS.evaluator,
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL when a task is stopped.")
+        float, seconds_option("Seconds between SIGTERM and SIGKILL when a task is stopped.")
     ] = _DEFAULTS.shutdown,
     stall_timeout: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            help="Seconds without a training step, or without a heartbeat of a task, after which the job counts as "
+        seconds_option(
+            "Seconds without a training step, or without a heartbeat of a task, after which the job counts as "
             "stalled; 0 for no limit. Default: 600 for a recipe, 0 for a program.",
             show_default=False,
         ),
@@ -118,15 +127,14 @@ def launch(  # noqa: PLR0913 a parameter is an option
     console.print_warnings(warnings_of(job.cluster, Machine.here()))
     if job.run_dir and not job.url:
         console.print_warnings(recipe_warnings(job.run_dir / RECIPE_FILE, job.recipe))
-    if dry_run:
-        preview = job.preview(launcher)
-        print_plan(preview)
-        console.write(launcher.render(preview))
-        return
-    job.check_module()
-    _check_quickly(job)
     trackers = tuple(dict.fromkeys((*(job.recipe.tracking if job.recipe else ()), *(track or ()))))
     require_trackers(trackers)
+    job.check_module()
+    if dry_run:
+        job.check_run_dir()
+        _print_preview(job, launcher, as_json=as_json)
+        return
+    _check_quickly(job)
     launcher.check(job.cluster, job.program)
     stall = (0.0 if job.program else STALL_TIMEOUT) if stall_timeout is None else stall_timeout
     timeouts = Timeouts(start_timeout, evaluator_timeout, shutdown_timeout, stall)
@@ -140,6 +148,16 @@ def launch(  # noqa: PLR0913 a parameter is an option
         else:
             print_report(report, job.url or path)
     raise typer.Exit(report.exit_code)
+
+
+def _print_preview(job: Job, launcher: Launcher, *, as_json: bool) -> None:
+    """Prints the plan and what would be started; as JSON, the plan has both."""
+    preview = job.preview(launcher)
+    if as_json:
+        print_plan_as_json(preview)
+        return
+    print_plan(preview)
+    console.write(launcher.render(preview))
 
 
 def _check_quickly(job: Job) -> None:
@@ -170,7 +188,7 @@ def launch_job(
         with console.launcher_messages(quiet=quiet):
             planner = stack.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
         stored = _prepare(job)
-        opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, refuse_active_jobs))
+        opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, job.refuse_run_dir))
         upload = stack.enter_context(stored.uploading(opened.path)) if stored else None
         handler = RequestHandler(planner, opened)
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, handler, trackers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,6 +74,33 @@ RunLocations = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+
+def seconds_option(text: str, *, show_default: bool = True) -> Any:
+    """Returns an option for a number of seconds, at least 0.
+
+    Args:
+        text: its help.
+        show_default: whether the help has its default value.
+    """
+    return typer.Option(parser=_seconds, metavar="SECONDS", help=text, show_default=show_default)
+
+
+def _seconds(value: str | float) -> float:
+    """Reads a number of seconds.
+
+    Raises:
+        BadParameter: it is no number, or negative.
+    """
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise typer.BadParameter(f"{value!r} is not a number")
+    if number < 0:
+        raise typer.BadParameter(f"{value} is less than 0")
+    return number
 
 
 def settings(overrides: list[str] | None, on: str | None) -> list[str]:

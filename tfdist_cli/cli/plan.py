@@ -56,9 +56,14 @@ def plan(
     preview = job.preview(launcher_of(spec))
     console.print_warnings(warnings_of(spec, Machine.here()))
     if as_json:
-        console.write(json.dumps(preview.as_json(), indent=2))
+        print_plan_as_json(preview)
     else:
         print_plan(preview)
+
+
+def print_plan_as_json(plan: Plan) -> None:
+    """Prints the whole plan as JSON."""
+    console.write(json.dumps(plan.as_json(), indent=2))
 
 
 def print_plan(plan: Plan) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.lines import neutral
-from tfdist_cli.cli.options import JsonOption, RunLocation, TaskOption
+from tfdist_cli.cli.options import JsonOption, RunLocation, TaskOption, seconds_option
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
 from tfdist_cli.launch.run.history import Outcome, RunView, find_task
 from tfdist_cli.launch.run.requests import Answers, ProfileRequest, new_id
@@ -44,7 +44,7 @@ def profile(
         Path | None,
         typer.Option(help="A folder for the profile, in place of RUN/profile.", show_default=False),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the profile beside --duration.")] = 60.0,
+    timeout: Annotated[float, seconds_option("Seconds to wait for the profile beside --duration.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Record what a task of a running job does, and show the operations that take its time.

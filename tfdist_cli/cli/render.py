@@ -47,8 +47,9 @@ def render(
 ) -> None:
     """Print the commands, sbatch script, compose file or Kubernetes manifests that `launch` would use.
 
-    For this machine and for ssh hosts that is one shell command per task. Nothing is started. The output can be
-    edited and run without `tfdist launch`.
+    Nothing is started. The sbatch script, the compose file and the Kubernetes manifests can be edited, and run without
+    `tfdist launch`. For other launchers, such as this machine and ssh hosts, the output shows what `launch` would start
+    in each task, and does not run by itself: `launch` first chooses free ports and writes the run directory.
     """
     job = load_job(cluster, recipe, settings(overrides, to), command, run_dir)
     launcher = launcher_of(job.cluster)

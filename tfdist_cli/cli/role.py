@@ -16,6 +16,7 @@ from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.manual import record_start
+from tfdist_cli.launch.run.directory import chosen_location
 from tfdist_cli.launch.slurm.added_task import find_added_task, is_added, write_addresses
 from tfdist_cli.launch.slurm.task_environment import StepTask, find_step_task, in_step
 from tfdist_cli.plan.machine import NO_PROXY, Machine
@@ -25,7 +26,7 @@ from tfdist_cli.protocol.environment import JOIN_ADDRESS, RUN_DIR, RUN_URL, STAR
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.run_storage.recipe import CONTENT, RecipeFetcher
 from tfdist_cli.spec.loading.load import load_recipe, load_run
-from tfdist_cli.spec.path_scheme import Location, Url, checked_location, refuse_scheme
+from tfdist_cli.spec.path_scheme import Location, Url, refuse_scheme
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.role_spec import RoleSpec
@@ -97,7 +98,7 @@ def role(  # noqa: PLR0913 a parameter is an option
     """
     exit_with_launcher()
     refuse_scheme(os.environ.get(RUN_DIR, ""))
-    at = None if run_dir is None else checked_location(run_dir)
+    at = chosen_location(run_dir)
     if start_timeout is not None:
         os.environ[START_TIMEOUT] = str(start_timeout)
     spec, trained = _load(cluster, recipe, settings or (), at)

@@ -12,13 +12,18 @@ import typer
 
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.progress import scaled_text
-from tfdist_cli.cli.options import LATEST
+from tfdist_cli.cli.options import LATEST, seconds_option
 from tfdist_cli.errors import TfdistError, TimeoutExceeded, UsageError
+from tfdist_cli.launch.run.directory import has_checkpoints
 from tfdist_cli.launch.run.history import Outcome, RunView
 from tfdist_cli.launch.run.report import format_replicas
 from tfdist_cli.launch.run.requests import Answers, ScaleRequest, new_id
+from tfdist_cli.plan.plan import CLUSTER_FILE
 from tfdist_cli.runs.source import RunSource, open_run
+from tfdist_cli.spec.loading.load import load_cluster, resized
 from tfdist_cli.spec.roles import ROLES, Role
+from tfdist_cli.spec.sections.cluster import Cluster
+from tfdist_cli.spec.sections.role_spec import RoleSpec
 
 EXAMPLES = (
     "tfdist scale worker=4",
@@ -43,7 +48,7 @@ def scale(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether the change is possible.")] = False,
     wait: Annotated[bool, typer.Option(help="Wait until the training has the new size.")] = True,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
+    timeout: Annotated[float, seconds_option("Seconds to wait.")] = 300.0,
 ) -> None:
     """Change the number of tasks of a role while a run trains.
 
@@ -70,12 +75,7 @@ def scale(
 def _scale(source: RunSource, view: RunView, request: ScaleRequest, deadline: float, *, wait: bool) -> None:
     """Has a run scaled, and prints what happens."""
     if view.outcome is not Outcome.RUNNING:
-        settings = _settings(request.replicas)
-        raise UsageError(
-            f"{view.path.name} is not running: it is {view.outcome.value}",
-            code="run-not-running",
-            hint=f"tfdist launch CLUSTER --run-dir {view.shown} {settings} continues from its last checkpoint",
-        )
+        raise _not_running(view, request.replicas)
     contact = source.contact(view)
     answers = Answers(contact, view, request.request, "scaled", deadline)
     with contact.post(request):
@@ -106,6 +106,39 @@ def _scale(source: RunSource, view: RunView, request: ScaleRequest, deadline: fl
         console.write(f"{what}: {scaled_text(scaled)}")
         if scaled.get("lost"):
             raise _lost(scaled["lost"], view, live=bool(answer.get("live")))
+
+
+def _not_running(view: RunView, replicas: Mapping[Role, int]) -> UsageError:
+    """The error for a run that has ended. Its hint is a launch with the wanted numbers of tasks.
+
+    Raises:
+        UsageError: the run's cluster cannot have these numbers.
+    """
+    path, command = view.path / CLUSTER_FILE, ""
+    if path.is_file():  # the copy of a run in a bucket may lack it
+        cluster = load_cluster(path)
+        command = "" if cluster.recipe else " -- COMMAND"
+        try:
+            resized(_without_chosen_ports(cluster), None, replicas)
+        except UsageError as error:
+            raise UsageError(error.message, code="scale-rejected", hint=error.hint) from None
+    resumes = has_checkpoints(view.path) or bool(view.result.get("checkpoints"))
+    what = "continues from its last checkpoint" if resumes else "starts again from the beginning: it has no checkpoint"
+    return UsageError(
+        f"{view.path.name} is not running: it is {view.outcome.value}",
+        code="run-not-running",
+        hint=f"tfdist launch CLUSTER --run-dir {view.shown} {_settings(replicas)}{command} {what}",
+    )
+
+
+def _without_chosen_ports(cluster: Cluster) -> Cluster:
+    """The cluster of a run without addresses of one machine: the launcher has chosen most of their ports."""
+    chosen: dict[str, RoleSpec] = {
+        role: spec.model_copy(update={"hosts": None, "replicas": spec.count})
+        for role in ROLES
+        if (spec := cluster.roles.of(role)) and spec.hosts and all(host.is_loopback for host in spec.hosts)
+    }
+    return cluster.model_copy(update={"roles": cluster.roles.model_copy(update=chosen)})
 
 
 def _lost(tasks: Sequence[str], view: RunView, *, live: bool) -> TfdistError:
@@ -145,12 +178,14 @@ def _read(arguments: list[str]) -> tuple[str, dict[Role, int]]:
     given = [] if _NUMBER.fullmatch(arguments[0]) else [arguments[0]]
     replicas: dict[Role, int] = {}
     for text in arguments[len(given) :]:
-        name, _, number = text.partition("=")
+        name, equals, number = text.partition("=")
         role = next((role for role in ROLES if role == name), None)
         if role is None:
             near = get_close_matches(name, ROLES, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(ROLES)}"
             raise UsageError(f"{text}: unknown role {name!r}, {meant}", code="unknown-role", hint=_HOW)
+        if not equals:
+            raise UsageError(f"{text}: expected {role}=N, a number of tasks", code="wrong-type", hint=_HOW)
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise UsageError(f"{text}: expected a number of tasks, got {number!r}", code="wrong-type", hint=_HOW)
         if role in replicas:

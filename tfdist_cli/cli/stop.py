@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tfdist_cli.cli.console import console
-from tfdist_cli.cli.options import RunLocation
+from tfdist_cli.cli.options import RunLocation, seconds_option
 from tfdist_cli.errors import ExitCode
 from tfdist_cli.runs.source import open_run
 
@@ -18,7 +18,7 @@ def stop(
     run: RunLocation,
     *,
     now: Annotated[bool, typer.Option("--now", help="Kill the tasks at once; no checkpoint is saved.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the run has ended.")] = 120.0,
+    timeout: Annotated[float, seconds_option("Seconds to wait until the run has ended.")] = 120.0,
 ) -> None:
     """Stop a run: the training saves a checkpoint and exits.
 

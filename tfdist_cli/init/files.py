@@ -40,6 +40,8 @@ def write_files(folder: Path, files: Files, *, force: bool) -> list[Path]:
     Raises:
         UsageError: a file exists, or cannot be written. If one exists, none is written.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder", code="not-a-folder", hint="choose another folder")
     existing = [name for name in files if (folder / name).exists() and not name.startswith(_SCHEMAS)]
     if existing and not force:
         raise UsageError(

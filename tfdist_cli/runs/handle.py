@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from tfdist_cli.errors import RunFailed, TimeoutExceeded, UsageError
-from tfdist_cli.launch.run.directory import EVENTS_FILE, new_run_dir, run_location
+from tfdist_cli.launch.run.directory import EVENTS_FILE, chosen_location, new_run_dir, run_location
 from tfdist_cli.launch.run.history import METRICS_FILE, Outcome, RunView, find_task, log_files, read_run
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.protocol.run_files import read_bytes, read_lines, timestamp
 from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.runs.source import open_run
 from tfdist_cli.spec.loading.load import load_run
-from tfdist_cli.spec.path_scheme import checked_location
 from tfdist_cli.spec.trackers import TrackerName
 
 _PERIOD = 0.05
@@ -263,7 +262,7 @@ def launch(  # noqa: PLR0913 the arguments are the options of the command
     overrides = [f"{path}={_as_yaml(value)}" for path, value in (set or {}).items()]
     overrides += [] if on is None else [f"launcher={on}"]
     spec, _ = load_run(Path(cluster), recipe, overrides, fetch=RecipeFetcher())
-    at, path = run_location(None if run_dir is None else checked_location(run_dir), spec)
+    at, path = run_location(chosen_location(run_dir), spec)
     own = at is None
     if at is None:
         at = path = new_run_dir(path, spec.name, datetime.now().astimezone())

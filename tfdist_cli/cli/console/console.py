@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 from tfdist_cli.cli.console.nonblocking_stream import nonblocking
+from tfdist_cli.cli.console.standard_output import discard_output
 from tfdist_cli.errors import TfdistError
 
 if TYPE_CHECKING:
@@ -51,10 +52,7 @@ def tolerating_closed_output() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        for number in (1, 2):
-            os.dup2(null, number)  # Python flushes its buffers when it exits
-        os.close(null)
+        discard_output(1, 2)
 
 
 def open_closed_streams() -> None:

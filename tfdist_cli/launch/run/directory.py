@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tfdist_cli.protocol.run_files import read_object
 from tfdist_cli.protocol.task_events import read_launch
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.loading.dump import dump
-from tfdist_cli.spec.path_scheme import Location, Url
+from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.spec.recipe_files import copy_to_run
 from tfdist_cli.spec.roles import ROLES, Role
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -156,6 +157,71 @@ def open_run_dir(
         os.close(lock)
 
 
+def check_run_dir(chosen: Path | None, parent: Path, check: Callable[[Path], None] = lambda _: None) -> None:
+    """Checks that `open_run_dir` can use a directory. Nothing is created or changed.
+
+    Args:
+        chosen: the directory to use; None for a new one in `parent`.
+        parent: the folder of runs.
+        check: raises an error for an existing directory that cannot be used.
+
+    Raises:
+        UsageError: it cannot be created, it contains other files, or tasks use it.
+    """
+    with _file_errors(chosen or parent):
+        path = _follow_links(chosen or parent)
+        if not path.exists():
+            _check_creatable(path)
+            return
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        if chosen is None:
+            return
+        _check_ours(path)
+        _check_no_manual_tasks(path)
+    check(path)
+
+
+def _check_creatable(path: Path) -> None:
+    """Checks that a directory can be created, by one beside it that is removed at once.
+
+    Raises:
+        OSError: it cannot.
+    """
+    above = next(each for each in path.parents if each.exists())
+    try:
+        Path(tempfile.mkdtemp(prefix=".tfdist-", dir=above)).rmdir()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def refuse_without_checkpoints(path: Path, recipe: Recipe | None) -> None:
+    """Checks that a recipe continues the training of a run directory that has checkpoints.
+
+    Args:
+        path: the run directory.
+        recipe: the recipe; None for a user's program.
+
+    Raises:
+        UsageError: the recipe keeps no checkpoints.
+    """
+    if recipe is not None and recipe.checkpoint is None and has_checkpoints(path):
+        raise UsageError(
+            f"{path} has checkpoints, and the recipe keeps none: it would train from the beginning, beside the "
+            "checkpoints of another training",
+            code="run-has-checkpoints",
+            hint="choose another --run-dir; or, to continue that training, add 'checkpoint: {every_seconds: 60}' to "
+            "the recipe",
+        )
+
+
+def has_checkpoints(path: Path) -> bool:
+    """Whether a run directory has checkpoints."""
+    return any((path / CHECKPOINTS).glob("step-*"))
+
+
 def _check_no_manual_tasks(path: Path) -> None:
     """Rejects a directory in which tasks train that were started each by itself."""
     if alive := read_launch(path).alive:
@@ -176,6 +242,23 @@ def _with_hosts(cluster: Cluster, role: Role, addresses: Mapping[TaskId, Address
     if len(hosts) == spec.count:
         return spec.model_copy(update={"hosts": hosts, "replicas": None})
     return spec.model_copy(update={"hosts": hosts, "replicas": spec.count, "max": len(hosts)})
+
+
+def chosen_location(run_dir: str | Path | None) -> Location | None:
+    """Returns the path or the address that the user gives as the run directory; None if there is none.
+
+    Raises:
+        UsageError: it is empty, or an address that tfdist cannot use.
+    """
+    if run_dir is None:
+        return None
+    if not str(run_dir).strip():
+        raise UsageError(
+            "the run directory is empty text",
+            code="empty-path",
+            hint="give a path or an address with --run-dir, or omit it; is a variable in the command unset?",
+        )
+    return checked_location(run_dir)
 
 
 def run_location(chosen: Location | None, cluster: Cluster) -> tuple[Location | None, Path]:

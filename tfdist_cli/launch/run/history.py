@@ -17,13 +17,14 @@ import psutil
 
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import (
-    CHECKPOINTS,
     EVENTS_FILE,
+    LATEST,
     LEASE_FILE,
     LOCK_FILE,
     ORIGIN_FILE,
     PLAN_FILE,
     RESULT_FILE,
+    has_checkpoints,
 )
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.launch.usage import RESOURCES_FILE, TaskUsage
@@ -135,7 +136,7 @@ class RunView:
     def can_resume(self) -> bool:
         """Whether another launch would resume the training from a checkpoint."""
         if self.outcome is Outcome.LOST or (self.manual and self.outcome in (Outcome.FAILED, Outcome.STOPPED)):
-            return any((self.path / CHECKPOINTS).glob("step-*"))
+            return has_checkpoints(self.path)
         return self.outcome in (Outcome.FAILED, Outcome.STOPPED) and bool(self.result.get("checkpoints"))
 
     def as_json(self) -> dict[str, Any]:
@@ -372,6 +373,12 @@ def _read_plan(path: Path) -> tuple[dict[str, Any], list[TaskId]]:
                 f"the run {path} cannot be read: {PLAN_FILE}{reason}",
                 code="unreadable-file",
                 hint="give this user read permission",
+            ) from error
+        if path.name == LATEST and not path.is_symlink() and not path.exists():
+            raise UsageError(
+                f"there is no run in {path.parent} yet",
+                code="not-a-run-dir",
+                hint="start one with `tfdist launch CLUSTER`, or give the directory of a run",
             ) from error
         raise UsageError(
             f"{path} is not the directory of a run: its {PLAN_FILE} cannot be read{reason}",
