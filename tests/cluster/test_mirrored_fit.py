@@ -2,9 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 
-from tests.support.tasks import program
+from tests.support.tasks import alone, program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(700), pytest.mark.rotates(5, 4)]
 
@@ -14,7 +15,7 @@ def facts(module_cluster):
     """The results of a chief and a worker, by fact."""
     tasks = module_cluster(chief=1, worker=1)
     names = ["counts", "validation", "callbacks", "chiefs_callbacks", "untrained", "scored_batches"]
-    names += ["backup", "resumed", "refused", "own_arrays", "own_weights", "wires", "overflow"]
+    names += ["backup", "resumed", "refused", "own_arrays", "own_weights", "wires", "overflow", "weight_types"]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert tasks.leftover_processes() == []
@@ -108,6 +109,21 @@ def test_tasks_with_arrays_of_their_own_do_not_divide_them(facts):
     (chiefs, chiefs_order), (workers, workers_order) = (facts[task]["own_arrays"] for task in TASKS)
     assert chiefs == workers == ["arrays-differ"] * 4 + [None]
     assert chiefs_order == workers_order != sorted(chiefs_order)
+
+
+def test_weights_of_any_type_begin_with_the_chiefs_values_and_train_as_in_one_process(facts, tmp_path):
+    """They are int8 (also quantized, with LoRA), uint32 and bfloat16; the training continues from a checkpoint."""
+    one = alone(tmp_path, program("facts.py", "weight_types"))
+    assert one.code == 0, one.err
+    single = dict(one.result)["weight_types"]
+    chief, worker = (facts[task]["weight_types"] for task in TASKS)
+    assert chief == worker
+    assert {"bfloat16", "int8", "uint32"} < set(chief["types"])
+    assert (chief["begun"], chief["calls"]) == (single["begun"], 40)
+    assert chief["loss"] == pytest.approx(single["loss"], rel=5e-2)
+    for name in ("trained", "predicted"):
+        found, expected = (np.hstack(each[name]) for each in (chief, single))
+        np.testing.assert_allclose(found, expected, rtol=5e-2, atol=5e-2, err_msg=name)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])

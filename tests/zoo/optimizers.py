@@ -122,13 +122,7 @@ def mixed_bfloat16():
     return _dense(optimizers.SGD(0.1))
 
 
-@case(
-    vectors,
-    policy="bfloat16",
-    tolerance=5e-2,
-    refused=dict.fromkeys(("mirrored1", "mirrored2"), "bfloat16-weights"),
-    why="bfloat16 has 8 bits, and TensorFlow does not broadcast it",
-)
+@case(vectors, policy="bfloat16", tolerance=5e-2, why="bfloat16 has 8 bits")
 def bfloat16():
     return _dense(optimizers.SGD(0.1))
 

@@ -398,6 +398,61 @@ def own_weights():
     return [weight.tolist() for weight in model.get_weights()]
 
 
+class Scaled(keras.layers.Layer):
+    """Multiplies by a weight of int8, and counts its calls in a training in a variable of uint32."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=shape[1:], dtype="int8", initializer="ones", trainable=False)
+        self.calls = self.add_weight(shape=(), dtype="uint32", initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.calls.assign_add(1)
+        return x * keras.ops.cast(self.factor, x.dtype)
+
+
+def of_many_types(seed):
+    """A model with weights of int8, some of them with LoRA, of uint32 and of bfloat16."""
+    with tfdist.scope():
+        keras.utils.set_random_seed(seed if tfdist.is_chief() else seed + 1)
+        quantized, scaled = keras.layers.Dense(6, "relu"), Scaled()
+        narrow = keras.layers.Dense(6, "relu", dtype="bfloat16")
+        model = keras.Sequential([keras.Input((4,)), quantized, scaled, narrow, keras.layers.Dense(1)])
+        quantized.quantize("int8")
+        quantized.enable_lora(2)
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse", metrics=[Examples()])
+    return model, scaled
+
+
+def weight_types():
+    """A training of a model with weights of many types, which continues from a checkpoint of the chief."""
+
+    def same_steps(shard):
+        own = tf.data.Dataset.from_tensor_slices((X, Y)).shard(shard.count, shard.index)
+        return own.repeat().batch(2 * BATCH // shard.count).skip(shard.step)
+
+    model, _ = of_many_types(5)
+    begun = numbers(model.variables)
+    kept = tfdist.Checkpoints(Path("types" if tfdist.is_chief() else "nowhere"), every_steps=10)
+    tfdist.fit(model, same_steps, steps_per_epoch=20, max_steps=23, checkpoints=kept)
+    model, scaled = of_many_types(8)
+    tfdist.fit(model, same_steps, steps_per_epoch=20, max_steps=40, checkpoints=kept)
+    scores = tfdist.evaluate(model, (X[:61], Y[:61]))
+    return {
+        "begun": begun,
+        "types": sorted({variable.dtype for variable in model.variables + model.optimizer.variables}),
+        "trained": numbers(model.variables + model.optimizer.variables),
+        "calls": int(scaled.calls.numpy()),
+        "loss": scores["loss"],
+        "predicted": np.ravel(tfdist.predict(model, X[:5])).tolist(),
+    }
+
+
+def numbers(variables):
+    """The values of variables."""
+    return [np.float64(tf.cast(variable.value, tf.float64)).ravel().tolist() for variable in variables]
+
+
 FACTS = (
     counts,
     generators,
@@ -417,6 +472,7 @@ FACTS = (
     wires,
     overflow,
     own_weights,
+    weight_types,
 )
 named = {fact.__name__: fact for fact in FACTS}
 print(json.dumps([[name, named[name]()] for name in sys.argv[1:]]))

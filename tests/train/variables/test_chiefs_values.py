@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.variables.chiefs_values import copy_from_chief, differing
 
-TYPES = ["float32", "float16", "bfloat16", "float64", "int32", "uint32", "bool"]
+TYPES = ["float32", "float16", "bfloat16", "float64", "int8", "int32", "uint32", "uint64", "complex64", "bool"]
 
 
 class Sums:
@@ -59,7 +59,7 @@ def test_variables_that_differ_on_a_task_get_the_chiefs_values(dtype):
     assert places == [0, 3]
     for own in tasks:
         for variable, value in zip(own, values, strict=True):
-            np.testing.assert_array_equal(np.asarray(variable.value).astype(float), value)
+            np.testing.assert_array_equal(np.asarray(variable.value).astype(complex), value)
 
 
 def test_of_equal_variables_only_fingerprints_cross():

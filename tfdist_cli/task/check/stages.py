@@ -29,7 +29,7 @@ from tfdist_cli.task.check.examples import digests, same_examples
 from tfdist_cli.task.data import RecipeData
 from tfdist_cli.task.module import RecipeModule
 from tfdist_cli.task.recipe import checkpoints_of_run, training_arguments
-from tfdist_cli.train.cluster.join import ClusterContext, check_weight_type
+from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.data import mismatch
 from tfdist_cli.train.data.length import cardinality
 from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
@@ -136,7 +136,6 @@ class RecipeCheck:
     def _built_model(self) -> ModelStep:
         with self._stage("making the model", "model"):
             keras.utils.set_random_seed(self._recipe.train.seed)
-            check_weight_type(self._environment)
             return ModelStep(self._module.model())
 
     @cached_property

@@ -112,7 +112,7 @@ class ClusterContext:
             rules: place variables on ps, or layers on workers; without these they have no effect.
 
         Raises:
-            TrainingError: variables were placed by other rules, or have a type that cannot be broadcast.
+            TrainingError: variables were placed by other rules.
         """
         if self.placement:
             self.placement.set_rules(rules)
@@ -122,22 +122,7 @@ class ClusterContext:
             given = {"stages": rules.stages, "place": rules.place, "balance": rules.balance != "bytes"}
             for key in (key for key, value in given.items() if value):
                 log.info("%s is ignored: it applies to model_parallel, not to %s", key, self.environment.strategy)
-        check_weight_type(self.environment)
         return self.strategy.scope()
-
-
-def check_weight_type(environment: Environment) -> None:
-    """Checks that the strategy can have weights of Keras's current policy.
-
-    Raises:
-        TrainingError: it cannot.
-    """
-    if environment.traits.together and keras.config.dtype_policy().variable_dtype == "bfloat16":
-        raise TrainingError(
-            "mirrored workers cannot have weights of bfloat16, which TensorFlow does not broadcast",
-            code="bfloat16-weights",
-            hint="use the mixed_bfloat16 policy, whose weights are float32",
-        )
 
 
 _BARRIER = "tfdist/met"
@@ -386,7 +371,7 @@ def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[i
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
     with sigterm_kept():
         strategy = multi_worker_strategy(environment)
-    replicas.record_assignments(strategy)
+    replicas.record_assignments(strategy, len(environment.members))
     keras_model.adapt(strategy)
     all_reduce = _make_all_reduce(environment, links)
     if all_reduce is None and len(environment.members) > 1:

@@ -61,7 +61,8 @@ def check_scope(model: keras.Model) -> None:
             raise TrainingError(
                 f"{name} was created outside of the scope of the cluster",
                 code="created-outside-scope",
-                hint="create and compile the model, its layers and its optimizer under `with tfdist.scope():`",
+                hint="create and compile the model, its layers and its optimizer under `with tfdist.scope():`; what is "
+                "called later, such as compile(), build(), quantize() or enable_lora(), has to be there, too",
             )
 
 
@@ -102,6 +103,24 @@ def check_sums(variables: list[keras.Variable], before: Tensors, after: Tensors)
                 code="metric-not-a-sum",
                 hint="only add to the variable, with variable.assign_add(...), and compute the rest in the metric's "
                 "result()",
+            )
+
+
+def check_overwritten(step: ModelStep) -> None:
+    """Rejects weights that are overwritten with their gradients, as the scales of float8 layers, by several workers.
+
+    Args:
+        step: the model's step, built.
+
+    Raises:
+        TrainingError: gradients of several batches, which are added, make an update of such a weight.
+    """
+    for variable in step.parameters if step.batches_per_update > 1 else ():
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise TrainingError(
+                f"{variable.path!r} is overwritten with its gradient, and those of several workers would be added",
+                code="overwritten-with-gradient",
+                hint="train layers of quantize('float8') in one process, or with asynchronous workers",
             )
 
 

@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.train.variables.initial_values import carrier_of, converted
+
 Sums = Callable[[tf.Tensor], tf.Tensor]
 """Sums a tensor over all tasks, which have to call it together."""
 
@@ -50,20 +52,21 @@ def copy_from_chief(
 
     Args:
         variables: the same ones on all tasks.
-        sums: sums int64 tensors, and those of the variables' floating types.
+        sums: sums tensors of int64, and of the floating types that TensorFlow's collectives have.
         scope: the strategy's.
         is_chief: whether this task is the chief.
     """
-    for dtype in dict.fromkeys(variable.dtype for variable in variables):
-        group = [variable for variable in variables if variable.dtype == dtype]
-        carrier = tf.as_dtype(dtype) if tf.as_dtype(dtype).is_floating else tf.int64
+    for name in dict.fromkeys(variable.dtype for variable in variables):
+        group = [variable for variable in variables if variable.dtype == name]
+        dtype = tf.as_dtype(name)
+        carrier = (dtype.is_floating and carrier_of(dtype)) or tf.int64
         read = [tf.convert_to_tensor(variable.value) for variable in group]
-        flat = tf.concat([tf.reshape(tf.cast(value, carrier), [-1]) for value in read], axis=0)
+        flat = tf.concat([tf.reshape(converted(value, carrier), [-1]) for value in read], axis=0)
         copied = sums(flat if is_chief else tf.zeros_like(flat))
         parts = tf.split(copied, [int(np.prod(variable.shape)) for variable in group])
         with scope():
             for variable, part in zip(group, parts, strict=True):
-                variable.value.assign(tf.cast(tf.reshape(part, variable.shape), dtype))
+                variable.value.assign(converted(tf.reshape(part, variable.shape), dtype))
 
 
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:

@@ -20,18 +20,24 @@ import tensorflow as tf
 
 from tfdist_cli.train.tf_compat.distribute import VariableMethods, replace_variable_methods
 from tfdist_cli.train.tf_compat.variables import stored
+from tfdist_cli.train.variables.initial_values import create_as_carrier
 
 _recorded: WeakKeyDictionary[Any, AssignedVariables] = WeakKeyDictionary()
 
 
-def record_assignments(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Starts to record assignments, and lets each worker read and assign metric variables without the others."""
+def record_assignments(strategy: tf.distribute.MultiWorkerMirroredStrategy, workers: int) -> None:
+    """Starts to record assignments, and lets each worker read and assign metric variables without the others.
+
+    Args:
+        strategy: the strategy.
+        workers: the number of its workers; several begin with the chief's value of each variable.
+    """
     recorded = _recorded[strategy.extended] = AssignedVariables()
 
     def create(creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
-        return own.create(creator, **kwargs)
+        return create_as_carrier(own.create, creator, kwargs) if workers > 1 else own.create(creator, **kwargs)
 
     def update(variable: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
         recorded.record(variable, *args)  # Keras's SwapEMAWeights also assigns the arguments

@@ -36,6 +36,7 @@ from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables, require_row_updates
 from tfdist_cli.train.model.jit import choose_xla, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.model_checks import check_overwritten
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
@@ -94,6 +95,7 @@ class MirroredEngine:
             element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
         self._element_spec = element_spec
         step.batches_per_update, step.sums_gradients = self._replicas, True
+        check_overwritten(step)
         self.workers = len(membership.tasks)
         self.sharers = self._replicas
         self._totals = MetricTotals(step)

@@ -43,6 +43,7 @@ from tfdist_cli.train.model.evaluation import evaluation_function, first_counts
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.jit import choose_xla
 from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.model_checks import check_overwritten
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors
 from tfdist_cli.train.optimizers.apply import disable_gradient_reduction, supports_sparse_updates, why_not_fused
@@ -97,17 +98,17 @@ class ParameterServerEngine:
         self._rule = rule_of(rules.updates)
         for optimizer in step.optimizers:
             self._rule.check(rules.updates, optimizer, self.workers)
+            disable_gradient_reduction(optimizer)
         check_updates_within(step, element_spec, rules)
         self._divided: DividedBatches | None = None
         if rules.updates.batch == "proportional" and self.workers > 1:
             self._divided = DividedBatches.of(element_spec, self.workers)
             self._element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
         step.batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
+        check_overwritten(step)
         self._evaluations: dict[bool, tuple[Any, EvaluationState]] = {}
         self._iterators: Any = None
         optimizer, parameters = step.optimizer, step.parameters
-        for each in step.optimizers:
-            disable_gradient_reduction(each)
         self._coordinator = coordinator
         self._reopen: Callable[[], None] | None = None
         self._sharing: tuple[int, ...] = ()
