@@ -82,10 +82,11 @@ class LocalCoordinator:
 
     def __init__(self, strategy, workers):
         self.strategy = strategy
-        self._cluster = SimpleNamespace(workers=[LocalWorker(index, strategy) for index in range(workers)])
+        own = [LocalWorker(index, strategy) for index in range(workers)]
+        self._cluster = SimpleNamespace(workers=own, schedule=self.schedule)
         self.scheduled = 0
 
-    def schedule(self, function, args=()):
+    def schedule(self, function, args=(), kwargs=None):
         worker = self._cluster.workers[self.scheduled % len(self._cluster.workers)]
         self.scheduled += 1
         return worker.create_resource(function, args)

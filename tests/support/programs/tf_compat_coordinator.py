@@ -25,6 +25,7 @@ from tfdist_cli.train.tf_compat.coordinator import (
     reserve_function_table,
     retire_worker,
     run_for_result,
+    schedule_concrete,
     set_iterator,
     workers_of,
 )
@@ -92,7 +93,7 @@ assert take.experimental_get_tracing_count() == 1
 functions = ConcreteFunctions(coordinator.strategy)
 concrete = functions.of(take, (iterators,))
 assert functions.of(take, (iterators,)) is concrete
-assert coordinator.schedule(concrete, args=(iterators,)).fetch() == 3
+assert schedule_concrete(coordinator, concrete, (iterators,)).fetch() == 3
 assert run_for_result(worker, concrete, (iterators,)).fetch() == 4
 assert take.experimental_get_tracing_count() == 1
 

@@ -74,7 +74,8 @@ def wait_for(remote: Any, timeout: float) -> bool:
         remote: the value.
         timeout: seconds to wait.
     """
-    return remote._status_available_event.wait(timeout)
+    available = remote._status_available_event
+    return available.is_set() or (timeout > 0 and available.wait(timeout))
 
 
 def per_worker_iterators(remotes: Mapping[int, Any], element_spec: Any, most: int = 0) -> Any:
@@ -170,6 +171,25 @@ class ConcreteFunctions:
             with self._strategy.scope():
                 self._known[function] = function.get_concrete_function(*specs)
         return self._known[function]
+
+
+def schedule_concrete(coordinator: Any, function: Any, args: Sequence[Any]) -> Any:
+    """Schedules a concrete function on any worker; returns its `RemoteValue`.
+
+    `ClusterCoordinator.schedule` enters the strategy's scope, which only a function that is traced there needs.
+
+    Seen in TensorFlow 2.21.0: `Cluster.schedule`. Reason: above. Replace with: `ClusterCoordinator.schedule`, once it
+    enters no scope for a concrete function.
+
+    Args:
+        coordinator: a `tf.distribute.coordinator.ClusterCoordinator`.
+        function: see `ConcreteFunctions`.
+        args: its arguments.
+
+    Raises:
+        Exception: a function that was scheduled before has failed.
+    """
+    return coordinator._cluster.schedule(function, args=args, kwargs=None)
 
 
 @contextmanager

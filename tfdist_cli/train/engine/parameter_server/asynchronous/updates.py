@@ -35,7 +35,7 @@ from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import 
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.worker_functions import Messages, Threads, running
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
-from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result
+from tfdist_cli.train.tf_compat.coordinator import error_of, is_aborted, run_for_result, schedule_concrete
 
 _RETRY_SECONDS = 0.05
 _CAUSE_SECONDS = 2.0
@@ -255,7 +255,7 @@ class AsynchronousUpdates:
         self._forms.add((count if unrolled else self._updates.steps_per_round, unrolled))
         function, args = self._call(iterators, number, count, unrolled=unrolled)
         coordinator, concrete = self._context.coordinator, self._executions.concrete
-        scheduled = self._raising_cause(None, lambda: coordinator.schedule(concrete.of(function, args), args=args))
+        scheduled = self._raising_cause(None, lambda: schedule_concrete(coordinator, concrete.of(function, args), args))
         self._serve()
         return scheduled
 
