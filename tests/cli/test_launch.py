@@ -222,7 +222,7 @@ def test_a_dry_run_as_json_is_the_plan_as_json(tfdist, mirrored):
     assert json.loads(dry.out) == json.loads(tfdist("plan", mirrored, "--json", "--", "true").out)
 
 
-@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+@pytest.mark.parametrize("dry", [("--dry-run",), pytest.param((), marks=pytest.mark.tensorflow)])
 def test_a_recipe_without_checkpoints_does_not_take_the_directory_of_one_that_has_some(tfdist, cluster_file, dry):
     step = cluster_file.parent / "run" / "checkpoints" / "step-000000000007"
     step.mkdir(parents=True)

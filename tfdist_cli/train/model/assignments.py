@@ -123,7 +123,8 @@ class Assignments(keras.StatelessScope):
             raise TrainingError(
                 f"the train_step applies {optimizer.name!r} within a condition or a loop of TensorFlow",
                 code="update-in-condition",
-                hint="call optimizer.apply in each step; Python's own `for` and `if` on numbers are allowed",
+                hint="call optimizer.apply in each step; its gradient_accumulation_steps accumulate; "
+                "Python's own `for` and `if` on numbers are allowed",
             )
         pairs = list(zip(gradients, variables, strict=True))
         if any(gradient is None and id(variable) in self._updated for gradient, variable in pairs):
