@@ -75,7 +75,7 @@ class Job:
         check_module(self.recipe, str(self.cluster.recipe), [*folders, str(Path.cwd())])
 
     def check_run_dir(self) -> None:
-        """Checks that a launch can use the run directory. Nothing is created.
+        """Checks that a launch can use the run directory, without creating it.
 
         Raises:
             UsageError: it cannot.

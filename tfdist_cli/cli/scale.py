@@ -123,7 +123,7 @@ def _not_running(view: RunView, replicas: Mapping[Role, int]) -> UsageError:
         except UsageError as error:
             raise UsageError(error.message, code="scale-rejected", hint=error.hint) from None
     resumes = has_checkpoints(view.path) or bool(view.result.get("checkpoints"))
-    what = "continues from its last checkpoint" if resumes else "starts again from the beginning: it has no checkpoint"
+    what = "continues from its last checkpoint" if resumes else "launches it again; no checkpoint of it is known"
     return UsageError(
         f"{view.path.name} is not running: it is {view.outcome.value}",
         code="run-not-running",

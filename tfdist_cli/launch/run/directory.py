@@ -158,7 +158,7 @@ def open_run_dir(
 
 
 def check_run_dir(chosen: Path | None, parent: Path, check: Callable[[Path], None] = lambda _: None) -> None:
-    """Checks that `open_run_dir` can use a directory. Nothing is created or changed.
+    """Checks that `open_run_dir` can use a directory, and leaves all files as they are.
 
     Args:
         chosen: the directory to use; None for a new one in `parent`.
