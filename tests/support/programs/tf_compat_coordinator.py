@@ -27,6 +27,7 @@ from tfdist_cli.train.tf_compat.coordinator import (
     run_for_result,
     schedule_concrete,
     set_iterator,
+    stop_workers,
     workers_of,
 )
 from tfdist_cli.train.tf_compat.eager_context import RunningCluster, remote_caller, running_cluster
@@ -196,5 +197,13 @@ assert alone[1].fetch() == 101, "the result was copied before its worker left"
 assert coordinator.schedule(take, args=(iterators,)).fetch() < 50
 names = [task for job in running._definition.cluster.job if job.name == "worker" for task in job.tasks]
 assert names == [0]
+
+# The threads of all workers end, also that of one which has not been admitted.
+create_worker(coordinator, 5)
+threads = stop_workers(coordinator.strategy)
+assert {thread.name[-2:] for thread in threads} >= {"-0", "-5"}, threads
+for thread in threads:
+    thread.join(30)
+assert not any(thread.is_alive() for thread in threads)
 print("done", flush=True)
 os._exit(0)  # servers cannot be stopped

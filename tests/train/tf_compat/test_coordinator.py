@@ -1,6 +1,7 @@
 """The coordinator's private names are there; its state after a failure is renewed, and its table of functions grown."""
 
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -51,6 +52,14 @@ def test_a_function_that_failed_and_one_that_lost_its_worker():
 @pytest.mark.slow
 def test_a_coordinator_of_one_worker():
     assert output_of("tf_compat_coordinator") == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(5, 2)
+def test_a_process_exits_while_functions_of_workers_run():
+    began = time.monotonic()
+    assert output_of("tf_compat_exit") == "exits"
+    assert time.monotonic() - began < 50, "the exit has waited for a function"
 
 
 def test_iterators_of_their_own_and_a_shared_one():

@@ -9,7 +9,12 @@ from tfdist_cli.train.tf_compat import exit_hooks
 
 PROGRAM = """
 import threading
-from tfdist_cli.train.tf_compat.exit_hooks import end_at_exit
+from tfdist_cli.train.tf_compat.exit_hooks import end_at_exit, stop_at_exit
+
+def stop():
+    print("stops", flush=True)
+    last.start()
+    return [last]
 
 def wait(number, came):
     came.wait()
@@ -20,13 +25,15 @@ for number in range(2):
     waiting = threading.Thread(target=wait, args=(number, came), daemon=True)
     waiting.start()
     end_at_exit(came.set, waiting)
+last = threading.Thread(target=print, args=("stopped",), kwargs={"flush": True}, daemon=True)
+stop_at_exit(stop)
 print("over", flush=True)
 """
 
 
 def test_all_are_ended_when_python_ends_and_not_before():
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.split() == ["over", "0", "1"]
+    assert ended.stdout.split() == ["over", "0", "1", "stops", "stopped"]
 
 
 SERVER = """

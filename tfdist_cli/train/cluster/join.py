@@ -54,6 +54,7 @@ from tfdist_cli.train.cluster.tensorflow_setup import (
 from tfdist_cli.train.data.parquet import register as register_readers
 from tfdist_cli.train.data.sharding.existing_dataset import make_older_datasets_again
 from tfdist_cli.train.tf_compat import eager_context, exit_hooks, keras_model
+from tfdist_cli.train.tf_compat.coordinator import stop_workers
 from tfdist_cli.train.tf_compat.distribute import use_tables_in_conditions
 from tfdist_cli.train.tf_compat.op_errors import is_of_older_resource
 from tfdist_cli.train.variables import replicas
@@ -351,6 +352,7 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
     eager_context.keep_remote_functions()
     use_tables_in_conditions()
     keras_model.adapt(strategy)
+    exit_hooks.stop_at_exit(partial(stop_workers, strategy))
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, Placement(strategy))
 
@@ -442,6 +444,7 @@ def _make_all_reduce(environment: Environment, links: Mapping[TaskId, socket.soc
 
 def _leave_at_exit() -> None:
     """Leaves the cluster in order; not after an error, which has to fail the other tasks, too."""
+    exit_hooks.end_threads()  # while the other tasks still answer
     if _joined and getattr(sys, "last_value", None) is None:
         leave_together(_joined)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context, values
@@ -273,10 +274,14 @@ def run_for_result(worker: Any, function: Any, args: Sequence[Any]) -> Any:
 class _JoiningWorker(cluster_coordinator.Worker):
     """A worker that runs only functions of its own until it is admitted."""
 
+    waiting: ClassVar[weakref.WeakSet[_JoiningWorker]] = weakref.WeakSet()
+    """Those that have not been admitted."""
+
     def __init__(self, index: int, device: str, cluster: Any) -> None:
         self._own: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._admission = threading.Lock()
         self._admitted = False
+        self.waiting.add(self)
         super().__init__(index, device, cluster)
 
     def admit(self) -> None:
@@ -284,6 +289,11 @@ class _JoiningWorker(cluster_coordinator.Worker):
         with self._admission:
             self._admitted = True
             self._own.put(None)
+            self.waiting.discard(self)
+
+    def stop(self) -> None:
+        super().stop()
+        self._own.put(None)
 
     def _schedule_resource(self, closure: Any) -> None:
         with self._admission:
@@ -357,6 +367,40 @@ def retire_worker(coordinator: Any, worker: Any, iterators: Any) -> threading.Ev
     coordinator._cluster.workers.remove(worker)
     coordinator._cluster.closure_queue.put(retirement, tag=worker.worker_index)
     return retirement.done
+
+
+def stop_workers(strategy: tf.distribute.Strategy) -> list[threading.Thread]:
+    """Has a strategy's coordinator call no function of a worker any more, and cancels those that run.
+
+    Python cannot exit while a thread traces a function, or TensorFlow is about to return to one: the process is
+    aborted. `Cluster.stop` could wait for a worker that is lost.
+
+    Seen in TensorFlow 2.21.0: `Strategy._cluster_coordinator`, `Cluster.workers`, `Cluster.closure_queue`,
+    `Cluster.resource_cancellation_mgr`, the names of the workers' threads. Reason: above; the coordinator's threads are
+    daemons that nobody waits for. Replace with: a coordinator that ends them when Python exits.
+
+    Args:
+        strategy: a `tf.distribute.ParameterServerStrategy`.
+
+    Returns:
+        The threads that end once what they call is done; none of a worker that is lost.
+    """
+    coordinator = strategy._cluster_coordinator
+    if coordinator is None:
+        return []
+    logging.getLogger("tensorflow").addFilter(_is_not_cancelled)
+    workers = [*coordinator._cluster.workers, *_JoiningWorker.waiting]
+    for worker in workers:
+        worker.stop()
+    coordinator._cluster.closure_queue.stop()
+    coordinator._cluster.resource_cancellation_mgr.start_cancel()
+    names = {f"WorkerClosureProcessingLoop-{worker.worker_index}" for worker in workers if not is_dead(worker)}
+    return [thread for thread in threading.enumerate() if thread.name in names]
+
+
+def _is_not_cancelled(record: logging.LogRecord) -> bool:
+    """Returns whether to show a log record: the coordinator logs what was cancelled with the words of an error."""
+    return "CancelledError" not in record.getMessage()
 
 
 def clear_failure(coordinator: Any) -> None:

@@ -6,15 +6,17 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 from tfdist_cli.protocol import task_events
 
 GRACE_SECONDS = 2.0
-"""Seconds to wait for each thread of an aborted run."""
+"""Seconds to wait for each thread of an aborted run, and for all threads of coordinators together."""
 _waiting_threads: list[tuple[Callable[[], object], threading.Thread]] = []
+_coordinators: list[Callable[[], Iterable[threading.Thread]]] = []
 _exit_code: int | None = None
 _error_code: int | None = None
 """The exit code that an uncaught error has."""
@@ -92,9 +94,23 @@ def end_at_exit(end: Callable[[], object], waiting: threading.Thread) -> None:
     _waiting_threads.append((end, waiting))
 
 
+def stop_at_exit(stop: Callable[[], Iterable[threading.Thread]]) -> None:
+    """Registers threads that call functions of other tasks. They end when the process exits, after `end_at_exit`'s.
+
+    Args:
+        stop: has them return as soon as what they call is done; returns those that have to.
+    """
+    _coordinators.append(stop)
+
+
 @atexit.register
-def _unblock() -> None:
+def end_threads() -> None:
+    """Ends the threads of `end_at_exit` and `stop_at_exit` now. Each is given some time, no more."""
     while _waiting_threads:
         end, waiting = _waiting_threads.pop(0)
         end()
         waiting.join(GRACE_SECONDS)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for thread in [thread for stop in _coordinators for thread in stop()]:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    _coordinators.clear()
