@@ -36,6 +36,31 @@ def test_all_are_ended_when_python_ends_and_not_before():
     assert ended.stdout.split() == ["over", "0", "1", "stops", "stopped"]
 
 
+ENDLESS = """
+import threading
+from tfdist_cli.train.tf_compat import exit_hooks
+
+def run():
+    try:
+        while True:
+            sum(range(100))
+    finally:
+        print("stopped", flush=True)
+
+exit_hooks.GRACE_SECONDS = 0.1
+for register in (exit_hooks.stop_at_exit, lambda stop: exit_hooks.end_at_exit(list, stop()[0])):
+    waiting = threading.Thread(target=run, daemon=True)
+    waiting.start()
+    register(lambda waiting=waiting: [waiting])
+print("over", flush=True)
+"""
+
+
+def test_threads_that_go_on_are_stopped():
+    ended = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["over", "stopped", "stopped"], "")
+
+
 SERVER = """
 import atexit, importlib.util, sys
 spec = importlib.util.spec_from_file_location("exit_hooks", sys.argv[1])

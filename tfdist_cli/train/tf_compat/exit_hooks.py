@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -105,12 +106,24 @@ def stop_at_exit(stop: Callable[[], Iterable[threading.Thread]]) -> None:
 
 @atexit.register
 def end_threads() -> None:
-    """Ends the threads of `end_at_exit` and `stop_at_exit` now. Each is given some time, no more."""
+    """Ends the threads of `end_at_exit` and `stop_at_exit` now. Each is given some time, and then stopped."""
     while _waiting_threads:
         end, waiting = _waiting_threads.pop(0)
         end()
-        waiting.join(GRACE_SECONDS)
-    deadline = time.monotonic() + GRACE_SECONDS
-    for thread in [thread for stop in _coordinators for thread in stop()]:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        _end([waiting])
+    _end([thread for stop in _coordinators for thread in stop()])
     _coordinators.clear()
+
+
+def _end(threads: Sequence[threading.Thread]) -> None:
+    """Waits for threads, and has those that run Python code for longer raise `SystemExit`, which ends them silently.
+
+    Such a thread traces a large model. Python would abort the process if it exited meanwhile.
+    """
+    for stops in (False, True):
+        deadline = time.monotonic() + GRACE_SECONDS
+        running = [thread for thread in threads if thread.is_alive()]
+        for thread in running if stops else ():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        for thread in running:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -73,7 +73,7 @@ class UnrolledFunctions:
                 target=self._compile, args=(count, iterators), name="tfdist-unrolled", daemon=True
             )
             self._thread.start()
-            end_at_exit(self.close, self._thread)
+            end_at_exit(self._end, self._thread)
         return count in self._ready
 
     @contextmanager
@@ -121,12 +121,15 @@ class UnrolledFunctions:
 
     def close(self) -> None:
         """Ends the thread, which does not wait for workers that compile."""
+        self._end()
+        if self._thread:
+            self._thread.join(GRACE_SECONDS)
+
+    def _end(self) -> None:
         with self._turns:
             self._is_closed = True
             self._turns.notify_all()
         self._cancellation.cancel()
-        if self._thread:
-            self._thread.join(GRACE_SECONDS)
 
     def _compile(self, count: int, iterators: Any) -> None:
         try:
