@@ -99,7 +99,7 @@ def stop_at_exit(stop: Callable[[], Iterable[threading.Thread]]) -> None:
     """Registers threads that call functions of other tasks. They end when the process exits, after `end_at_exit`'s.
 
     Args:
-        stop: has them return as soon as what they call is done; returns those that have to.
+        stop: tells them to return once what they call is done; returns them.
     """
     _coordinators.append(stop)
 
@@ -118,7 +118,8 @@ def end_threads() -> None:
 def _end(threads: Sequence[threading.Thread]) -> None:
     """Waits for threads, and has those that run Python code for longer raise `SystemExit`, which ends them silently.
 
-    Such a thread traces a large model. Python would abort the process if it exited meanwhile.
+    Such a thread traces a large model. Python would abort the process if it exited meanwhile. A thread that waits in
+    TensorFlow stays.
     """
     for stops in (False, True):
         deadline = time.monotonic() + GRACE_SECONDS

@@ -95,7 +95,7 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
 
     Call it on every task, with a model built under `tfdist.scope()`. On an evaluator, it evaluates checkpoints instead,
     and exits the process after the last one. The positional arguments are those of Keras's `fit`. Each call traces the
-    model again, other than Keras's: one call of many epochs starts faster than many calls.
+    model again, unlike Keras's: one call of many epochs is faster than many calls of one.
 
     Args:
         model: a compiled `keras.Model`.
