@@ -15,7 +15,18 @@ def facts(module_cluster):
     """The results of a chief and a worker, by fact."""
     tasks = module_cluster(chief=1, worker=1)
     names = ["counts", "validation", "callbacks", "chiefs_callbacks", "untrained", "scored_batches"]
-    names += ["backup", "resumed", "refused", "own_arrays", "own_weights", "wires", "overflow", "weight_types"]
+    names += [
+        "backup",
+        "resumed",
+        "drawn",
+        "again",
+        "refused",
+        "own_arrays",
+        "own_weights",
+        "wires",
+        "overflow",
+        "weight_types",
+    ]
     ended = tasks.start(program("facts.py", *names)).finish()
     assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
     assert tasks.leftover_processes() == []
@@ -93,6 +104,22 @@ def test_all_resume_at_the_exact_step_from_a_folder_of_the_chief_alone(facts):
     iterations, _, kept, rate, workers_weights = facts["worker:0"]["resumed"]
     assert (iterations, kept, rate) == (61, [], 0.01)
     assert workers_weights == weights
+
+
+def test_a_training_that_resumes_draws_what_one_without_interruption_draws(facts):
+    whole, resumed = facts["chief:0"]["drawn"]
+    assert whole == resumed
+    assert facts["worker:0"]["drawn"] == [whole, resumed]
+
+
+def test_a_second_training_traces_nothing_until_the_model_is_compiled(facts):
+    assert facts["chief:0"]["again"] == facts["worker:0"]["again"]
+    for trainings, _ in facts["chief:0"]["again"]:
+        assert trainings == [
+            [True, 36, [12 * 14] * 3, [61] * 3],
+            [False, 60, [12 * 14] * 2, [61] * 2],
+            [True, 36, [12 * 14] * 3, [61] * 3],
+        ]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -92,6 +92,19 @@ def test_training_resumes_at_the_exact_step(fact, facts):
     assert rate == 0.01
 
 
+@on(2, "again")
+def test_a_second_training_traces_nothing_until_the_model_is_compiled(fact, facts):
+    ((*modes,),) = facts[fact]
+    assert len(modes) == 3
+    for (trainings, _), workers in zip(modes, (1, 3, 3), strict=True):
+        examples = 12 * 7 * workers
+        assert trainings == [
+            [True, 36, [examples] * 3, [61] * 3],
+            [False, 60, [examples] * 2, [61] * 2],
+            [True, 36, [examples] * 3, [61] * 3],
+        ]
+
+
 @on(3, "refused")
 def test_errors_of_a_training_have_codes(fact, facts):
     ((accumulation, not_finite, outside),) = facts[fact]

@@ -310,6 +310,59 @@ def resumed():
     ]
 
 
+def drawn():
+    """The weights of a training with `Dropout` that was not interrupted, and of one that resumes."""
+    found = []
+    for stops in ((20,), (9, 20)):
+        kept = tfdist.Checkpoints(Path(f"drawn-{len(stops)}" if tfdist.is_chief() else "nowhere"))
+        for stop in stops:
+            model = build(dropout=0.5)
+            tfdist.fit(model, data, steps_per_epoch=20, max_steps=stop, checkpoints=kept)
+        found.append(numbers(model.trainable_variables))
+    return found
+
+
+class Noted(keras.layers.Layer):
+    """Counts how often it is called: when a function is traced."""
+
+    calls = 0
+
+    def call(self, x):
+        Noted.calls += 1
+        return x
+
+
+def again():
+    """For each mode of updates, what three trainings of a model have called and counted.
+
+    The second one has a callback, which ends it after two epochs. Before the third one, the model is compiled.
+    """
+    found = []
+    for updates in (None, tfdist.Updates(mode="sync"), tfdist.Updates(mode="bounded", staleness=2)):
+        keras.utils.set_random_seed(5)
+        with tfdist.scope():
+            layers = [Noted(), keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((4,)), *layers])
+        trainings = []
+        for epochs, compiles in ((3, True), (2, False), (3, True)):
+            if compiles:
+                with tfdist.scope():
+                    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[Examples()])
+            before = Noted.calls
+            stop = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs, model=model: setattr(model, "stop_training", epoch == 1)
+            )
+            history = tfdist.fit(
+                model, data, steps_per_epoch=12, epochs=3, steps_per_execution=4, validation_data=(X[:61], Y[:61]),
+                callbacks=[stop] if tfdist.is_chief() and epochs == 2 else [],
+                **({} if updates is None else {"updates": updates}),
+            ).history  # fmt: skip
+            steps = int(model.optimizer.iterations.numpy())
+            trainings.append([Noted.calls > before, steps, history["examples"], history["val_examples"]])
+        found.append([trainings, numbers(model.trainable_variables)])
+    return found
+
+
 def refused():
     """Trainings that are refused, or fail; the cluster can train something else after them."""
     errors = []
@@ -467,6 +520,8 @@ FACTS = (
     rare_pushes,
     broken_off,
     resumed,
+    drawn,
+    again,
     refused,
     own_arrays,
     wires,

@@ -390,3 +390,13 @@ def test_evaluate_and_predict_call_a_function_after_each_batch():
     model.predict(x, batch_size=3, verbose=0)
     assert len(calls) == 6
     assert (keras.Model.evaluate, keras.Model.predict) == methods
+
+
+def test_each_compile_has_an_object_of_its_own():
+    model = classifier()
+    compiled = keras_model.compiled_as(model)
+    model.fit(np.zeros([4, 4]), np.zeros([4]), verbose=0)
+    assert keras_model.compiled_as(model) is compiled is model._compile_config
+    model.compile("sgd", "mse")
+    assert keras_model.compiled_as(model) is not compiled
+    assert keras_model.compiled_as(keras.Sequential([keras.Input([4])])) is None

@@ -220,7 +220,10 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """The training has ended, in whatever way: no worker joins or leaves any more."""
+        """The training has ended, in whatever way: the data is closed, and no worker joins or leaves any more.
+
+        Another training of the model may open its data then, see `reuse.py`.
+        """
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """Trains `steps` steps, or fewer if a pause is asked for, and yields them when they are done.

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.spec.strategies import EngineName
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine.base import Engine, Rules
-from tfdist_cli.train.engine.mirrored.collectives import Membership
+from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.engine.model_parallel.engine import ModelParallelEngine
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
@@ -51,8 +53,28 @@ def _mirrored(joined: ClusterContext, step: ModelStep, element_spec: Any, rules:
             " except for updates.batch" if len(names) > 1 else "",
             environment.strategy,
         )
+    return MirroredEngine(step, joined.strategy, element_spec, _membership(joined), rules)
+
+
+def _membership(joined: ClusterContext) -> Membership:
+    environment = joined.environment
+    names = tuple(str(task) for task in environment.members)
     index = environment.members.index(environment.task) if len(names) > 1 else 0
-    return MirroredEngine(step, joined.strategy, element_spec, Membership(names, index, joined.all_reduce), rules)
+    return Membership(names, index, joined.all_reduce)
+
+
+def agree(joined: ClusterContext, decision: bool) -> bool:
+    """Returns whether all tasks that run the training loop have decided so. All of them have to call it.
+
+    Args:
+        joined: this process in its cluster.
+        decision: this task's.
+    """
+    if _ENGINES[joined.environment.traits.engine] is not _mirrored:
+        return decision  # only the chief runs the loop
+    members = _membership(joined)
+    votes = Collectives(joined.strategy, members).total(np.array([float(decision)]))
+    return int(votes[0]) == len(members.tasks)
 
 
 def _model_parallel(joined: ClusterContext, step: ModelStep, element_spec: Any, rules: Rules) -> Engine:

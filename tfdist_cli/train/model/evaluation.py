@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist_cli.train.model.evaluation_state import EvaluationState
 from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, ParameterScope, Tensors, values
 from tfdist_cli.train.tf_compat.data import clock
 
@@ -164,6 +165,47 @@ def batch_evaluation_function(
         return tf.concat([totals.pack(result.metrics), changed], axis=0)
 
     return evaluate
+
+
+class Scorer:
+    """Evaluates batches of one type in one process, by functions that are traced once.
+
+    Args:
+        step: the model's step.
+        totals: packs the metrics.
+        element_spec: the `tf.TypeSpec`s of a batch.
+        seeds: the model's seed counters.
+        make_reader: see `evaluation_function`.
+
+    Attributes:
+        state: the state that evaluation changes.
+    """
+
+    def __init__(
+        self,
+        step: ModelStep,
+        totals: MetricTotals,
+        element_spec: Any,
+        seeds: SeedCounters,
+        make_reader: Callable[[], ParameterReader] | None = None,
+    ) -> None:
+        self._step, self._totals, self._element_spec, self._make_reader = step, totals, element_spec, make_reader
+        self.state = EvaluationState(step, element_spec, seeds)
+
+    def first_counts(self) -> Tensors:
+        """See the function of this name."""
+        return first_counts(self._step, self._totals, self.state)
+
+    @cached_property
+    def evaluate(self) -> Any:
+        """See `evaluation_function`."""
+        return evaluation_function(self._step, self._totals, self.state, self._make_reader)
+
+    @cached_property
+    def evaluate_batch(self) -> Any:
+        """See `batch_evaluation_function`."""
+        spec = self._element_spec
+        return batch_evaluation_function(self._step, self._totals, self.state, spec, self._make_reader)
 
 
 def _read_once(step: ModelStep) -> Callable[[], ParameterReader]:

@@ -33,7 +33,7 @@ class EvaluationState:
         self._indices = seeds.exclude(tuple(adds))
         self._adds = [adds[index] for index in self._indices]
         self._variables = [step.state[index] for index in self._indices]
-        own = {id(variable) for variable in step.recurrent_state} if seeds.counts[0] > 1 else set()
+        own = {id(variable) for variable in step.recurrent_state} if seeds.replicas > 1 else set()
         self._own = [id(variable) in own for variable in self._variables]
         """Which of them are the states of recurrent layers: each replica has its own."""
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]

@@ -200,6 +200,15 @@ class ModelStep:
         if self.own_step:
             self._traced(element_spec)
 
+    def begin_again(self, element_spec: Any) -> None:
+        """Prepares another training with the variables and the traces of the one before.
+
+        Args:
+            element_spec: the same as before.
+        """
+        _build_specs[self.model] = element_spec  # an evaluation may have built it for other batches
+        self.unseeded.begin()
+
     def plan_updates(self, element_spec: Any) -> None:
         """Finds out whether the step makes its updates itself; a model without a step of its own may as well.
 

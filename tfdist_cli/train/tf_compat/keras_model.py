@@ -110,6 +110,15 @@ def embeddings_of(layer: Any) -> Any:
     return getattr(layer, "_embeddings", None)
 
 
+def compiled_as(model: keras.Model) -> Any:
+    """Returns an object that each call of `compile` replaces; None if the model's own `compile` creates none.
+
+    Seen in Keras 3.15.1: `Trainer._compile_config`. Reason: Keras keeps what it has traced until `compile`, and does
+    not publish when that was. Replace with: a public count of compilations.
+    """
+    return getattr(model, "_compile_config", None)
+
+
 def build(model: keras.Model, element_spec: Any) -> None:
     """Builds a model, its metrics and its optimizer for batches of this `tf.TypeSpec`.
 

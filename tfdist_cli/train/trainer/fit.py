@@ -27,8 +27,10 @@ from tfdist_cli.train.engine.model_parallel.stages import (
     times_of_layers,
 )
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
-from tfdist_cli.train.engine.select import select_engine
+from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training
+from tfdist_cli.train.engine.select import agree, select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
+from tfdist_cli.train.model.model_checks import check_compiled
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.keras_model import checked_between_batches, profiles_batches
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
@@ -94,8 +96,8 @@ def fit(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras's ord
     """Trains a compiled Keras 3 model on the cluster that this process is in, or in this process alone.
 
     Call it on every task, with a model built under `tfdist.scope()`. On an evaluator, it evaluates checkpoints instead,
-    and exits the process after the last one. The positional arguments are those of Keras's `fit`. Each call traces the
-    model again, unlike Keras's: one call of many epochs is faster than many calls of one.
+    and exits the process after the last one. The positional arguments are those of Keras's `fit`. As in Keras, what a
+    call has traced and compiled is used by the next ones, until `compile`, or a change of the variables or of rules.
 
     Args:
         model: a compiled `keras.Model`.
@@ -194,15 +196,14 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     check_strategy_scope(context)
     check_callbacks(config)
     _log_profiled_task(context, config)
-    step = ModelStep(model)
+    check_compiled(model)
     check_validation(context, config.validation)
     spec = checked(config.data, worker_shards(context, config.share)[0]).element_spec
     check_targets(model, spec)
     with all_tasks_used(context, "tfdist.fit"), SigtermRequest() as sigterm:
         with context.strategy.scope():
-            _build(context, step, spec, config)
-            _track_changes(model, config.checkpoints)
-            engine = select_engine(context, step, spec, config.rules)
+            training = _training(context, model, spec, config)
+            engine, step = training.engine, training.step
             if engine.is_chief:
                 warn_of_unused_optimizers(model)
             start, config = restore_checkpoint(engine, step, config)
@@ -224,8 +225,24 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         finally:
             engine.close()
         reporter.finish()
+        training.keep()
         loop.check_saved()
     return history
+
+
+def _training(context: ClusterContext, model: keras.Model, spec: Any, config: TrainingConfig) -> LastTraining:
+    """Returns the engine and the step to train with: those of the model's last training, or new ones."""
+    last = take_last_training(model)
+    traits = TrainingTraits(repr(spec), config.rules, config.share, _has_deltas(config.checkpoints))
+    reusable = last is not None and last.suits(model, traits, context.strategy)
+    if agree(context, reusable) and last:
+        last.step.begin_again(spec)
+        log.debug("the functions of the last training are used again")
+        return last
+    step = ModelStep(model)
+    _build(context, step, spec, config)
+    _track_changes(model, config.checkpoints)
+    return LastTraining.of(select_engine(context, step, spec, config.rules), step, traits, context.strategy)
 
 
 def _build(context: ClusterContext, step: ModelStep, spec: Any, config: TrainingConfig) -> None:
@@ -245,8 +262,12 @@ def _build(context: ClusterContext, step: ModelStep, spec: Any, config: Training
 
 def _track_changes(model: keras.Model, checkpoints: CheckpointConfig | None) -> None:
     """Has dynamic tables record which rows change, if there are delta checkpoints."""
-    if checkpoints and checkpoints.full_every > 1 and not track_changes(model):
+    if _has_deltas(checkpoints) and not track_changes(model):
         log.warning("full_every has no effect, all checkpoints are full: the model has no DynamicEmbedding")
+
+
+def _has_deltas(checkpoints: CheckpointConfig | None) -> bool:
+    return checkpoints is not None and checkpoints.full_every > 1
 
 
 def _log_profiled_task(context: ClusterContext, config: TrainingConfig) -> None:

@@ -194,6 +194,7 @@ class TrainingLoop:
         self._states = CallbackStates(self._callbacks.callbacks)
         position = epoch_position(self._engine, start, self._schedule, self._states.names, self._totals.size)
         position = self._after_restored_epochs(position)
+        self._engine.share_variables()  # a program may have loaded its weights, or a checkpoint, on one task alone
         with self._engine.scope():
             self._engine.open(self._config.data, share=self._config.share, step=self._done, batches=start.batches)
         if position.stopped:
@@ -212,7 +213,6 @@ class TrainingLoop:
             )
             if not self._is_within_epoch():
                 self._restore_state()
-        self._engine.share_variables()  # a program may have loaded its weights on one task alone
         self._policy.after_resume(epoch_complete=self._is_epoch_complete())
         return position
 

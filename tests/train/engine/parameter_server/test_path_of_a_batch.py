@@ -56,7 +56,7 @@ def path_from(source, target, graph):
 def test_an_asynchronous_batch_crosses_ten_modules(servers, monkeypatch):
     """The modules that create the operations between the batch and the update of a variable, and their callers."""
     engine, _ = local_engine(monkeypatch, servers(2), classifier, batches(), Rules())
-    arguments = iter(batches()), tf.constant(0, tf.int64)
+    arguments = iter(batches()), tf.constant(engine._context.seeds.numbers(0), tf.int64)
     with with_dispatch_context(LocalWorker(0)):
         graph = engine._updates._executions.unrolled(1).get_concrete_function(*arguments).graph
     path = path_from("IteratorGetNext", "ResourceApplyAdam", graph)

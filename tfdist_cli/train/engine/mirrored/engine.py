@@ -37,7 +37,7 @@ from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables, requir
 from tfdist_cli.train.model.jit import choose_xla, run_locally
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.model_checks import check_overwritten
-from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters, numbers_after
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
     disable_gradient_reduction,
@@ -189,6 +189,7 @@ class MirroredEngine:
         """Ends the reading of the data: no thread of TensorFlow may call Python when the interpreter ends."""
         self._iterator = self._dataset = self._data = None
         self._read.close()
+        self._read = Consumed()
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
@@ -202,15 +203,13 @@ class MirroredEngine:
 
     def _executions(self, steps: int, first: int, wanted: Callable[[], int], pause: Pause) -> Iterator[Execution]:
         left, start = steps, first
-        with self.scope(), self._assigned.paused():
-            self._seeds.write_starts()
         while left and not pause.agreed():
             size = wanted()
             count = size if left >= size and self._rules.optimized else 1
             vote = tf.constant(float(pause.wanted()), tf.float64)
             with self.scope(), self._collectives.failures_named(), self._assigned.paused():
                 try:
-                    numbers = tf.constant(start, tf.int64), vote, *self._bounds()
+                    numbers = tf.constant(self._seeds.numbers(start), tf.int64), vote, *self._bounds()
                     summary = self._execute(count, self._iterator, *numbers).numpy()
                 except tf.errors.OutOfRangeError as error:
                     raise ended_early(f"{self._members.tasks[self._members.index]}'s data") from error
@@ -370,14 +369,14 @@ class MirroredEngine:
         elif count > 1 and self._copies_steps:
             take = self._replica_steps.take_copies
 
-        def replica_steps(batches: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
+        def replica_steps(batches: Any, numbers: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
             weight, timer = self._weight(replica, bounds), StepTimer(self._rules.phases)
             taken = StepsTaken(values(step.state), totals.initial_values())
             for start in range(0, count, together):
                 some = batches[start : start + together]
-                taken += take(some, first + start, taken.state, taken.metrics, timer, bounds)
+                taken += take(some, numbers_after(numbers, start), taken.state, taken.metrics, timer, bounds)
             for index in self._own:
                 tf.raw_ops.AssignVariableOp(resource=step.state[index].value.handle, value=taken.state[index])
             own = tf.one_hot(replica, replicas, dtype=tf.float64)
@@ -391,9 +390,9 @@ class MirroredEngine:
             return self._collectives.all_reduce(tf.concat(parts, axis=0), context)
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
+        def execute(iterator: Any, numbers: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             batches = self._batches(iterator, count, *bounds)
-            summed = self._run(_after_reading(replica_steps), (batches, first, vote, *bounds))
+            summed = self._run(_after_reading(replica_steps), (batches, numbers, vote, *bounds))
             summary = self._strategy.experimental_local_results(summed)[0]
             return self._state_kept(summary)
 
@@ -480,9 +479,9 @@ class MirroredEngine:
             )
 
 
-def _compiled(steps: Any, batches: Any, first: tf.Tensor, state: Any, metrics: Any, *_: Any) -> StepsTaken:
+def _compiled(steps: Any, batches: Any, numbers: tf.Tensor, state: Any, metrics: Any, *_: Any) -> StepsTaken:
     """What steps compiled by XLA have resulted in."""
-    return StepsTaken(**steps(batches, first, state, metrics))
+    return StepsTaken(**steps(batches, numbers, state, metrics))
 
 
 def _after_reading(steps: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

@@ -18,7 +18,7 @@ from tfdist_cli.train.engine.table_rows import TableRows
 from tfdist_cli.train.model.assignments import Assigned
 from tfdist_cli.train.model.jit import compiles
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters, numbers_after
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import (
     leaf_optimizers,
@@ -94,7 +94,7 @@ class ReplicaSteps:
     def take(
         self,
         batches: Sequence[Any],
-        first: tf.Tensor,
+        numbers: tf.Tensor,
         state: list[tf.Tensor],
         metrics: list[tf.Tensor],
         timer: StepTimer,
@@ -104,7 +104,7 @@ class ReplicaSteps:
 
         Args:
             batches: the replica's batches.
-            first: the number of the first step.
+            numbers: `SeedCounters.numbers` of the first step.
             state: the values of the model's state.
             metrics: the values of the metrics' variables.
             timer: measures the phases.
@@ -116,7 +116,7 @@ class ReplicaSteps:
         taken = StepsTaken(state, metrics)
         for number, batch in enumerate(batches):
             timer.end("data", batch)
-            state = self._seeds.state_for_step(taken.state, first + number, replica)
+            state = self._seeds.state_for_step(taken.state, numbers_after(numbers, number), replica)
             (read,) = self._tables.read([batch])
             begun = [time_of(read.values, batch)] if bounds else []
             updates = _Updates(self, context, timer)
@@ -143,7 +143,7 @@ class ReplicaSteps:
     def take_copies(
         self,
         batches: Sequence[Any],
-        first: tf.Tensor,
+        numbers: tf.Tensor,
         state: list[tf.Tensor],
         metrics: list[tf.Tensor],
         timer: StepTimer,
@@ -154,23 +154,23 @@ class ReplicaSteps:
         The strategy has a single local replica, and neither `timer` nor `bounds` measures anything.
         """
 
-        def one(batch: Any, number: tf.Tensor, state: Any, metrics: Any) -> Any:
-            return vars(self.take([batch], number, state, metrics, StepTimer(on=False), ()))
+        def one(batch: Any, own: tf.Tensor, state: Any, metrics: Any) -> Any:
+            return vars(self.take([batch], own, state, metrics, StepTimer(on=False), ()))
 
-        taken = self.take(batches[:1], first, state, metrics, timer, bounds)
+        taken = self.take(batches[:1], numbers, state, metrics, timer, bounds)
         with merges_at_once():
-            copy = copied(one, batches[1], first + 1, taken.state, taken.metrics)
+            copy = copied(one, batches[1], numbers_after(numbers, 1), taken.state, taken.metrics)
         if copy is None:
-            return taken + self.take(batches[1:], first + 1, taken.state, taken.metrics, timer, bounds)
+            return taken + self.take(batches[1:], numbers_after(numbers, 1), taken.state, taken.metrics, timer, bounds)
         for number, batch in enumerate(batches[1:], 1):
-            taken += StepsTaken(**copy(batch, first + number, taken.state, taken.metrics))
+            taken += StepsTaken(**copy(batch, numbers_after(numbers, number), taken.state, taken.metrics))
         return taken
 
     def compiled_by_xla(self) -> Any:
         """`take` with all operations of the steps and of their updates in one program of XLA."""
 
-        def take(batches: Any, first: tf.Tensor, state: Any, metrics: Any) -> Any:
-            return vars(self.take(batches, first, state, metrics, StepTimer(on=False), ()))
+        def take(batches: Any, numbers: tf.Tensor, state: Any, metrics: Any) -> Any:
+            return vars(self.take(batches, numbers, state, metrics, StepTimer(on=False), ()))
 
         return tf.function(take, jit_compile=True, autograph=False)
 
@@ -186,7 +186,7 @@ class ReplicaSteps:
         fast = self.collectives.replicas == 1 and self._rules.optimized and not self._rules.phases
         if not (self._step.jit and fast) or self._step.lookups(element_spec):
             return False
-        numbers, state = tf.TensorSpec([], tf.int64), self._step.state
+        numbers, state = tf.TensorSpec([len(self._seeds.numbers(0))], tf.int64), self._step.state
         return compiles(self.compiled_by_xla(), [element_spec], numbers, state, totals.initial_values())
 
     def apply(

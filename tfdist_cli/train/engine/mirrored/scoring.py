@@ -13,13 +13,7 @@ import tensorflow as tf
 from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import EvaluationWatch
 from tfdist_cli.train.engine.mirrored.collectives import Collectives
-from tfdist_cli.train.model.evaluation import (
-    ParameterReader,
-    batch_evaluation_function,
-    evaluation_function,
-    first_counts,
-)
-from tfdist_cli.train.model.evaluation_state import EvaluationState
+from tfdist_cli.train.model.evaluation import ParameterReader, Scorer
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep
@@ -49,9 +43,8 @@ class Scoring:
     ) -> None:
         self._step, self._totals, self._seeds = step, totals, seeds
         self._collectives, self._scope, self._assigned = collectives, scope, assigned
-        self._evaluation: Any = None
-        self._batch_evaluation: Any = None
-        self._state: EvaluationState | None = None
+        self._scorers: dict[str, Scorer] = {}
+        """By the `tf.TypeSpec`s of their batches."""
         self._make_reader: Callable[[], ParameterReader] | None = None
 
     def read_by(self, make_reader: Callable[[], ParameterReader]) -> None:
@@ -61,21 +54,19 @@ class Scoring:
             make_reader: see `evaluation_function`.
         """
         self._make_reader = make_reader
-        self._evaluation = self._batch_evaluation = None
+        self._scorers.clear()
 
     def evaluate(self, data: DatasetFunction, *, steps: int | None, watch: EvaluationWatch) -> MetricTotals:
         """See `Engine.evaluate`; a task whose shard has ended waits for the others."""
         dataset, limit = self._shard_of(data, steps)
         with self._scope():
-            state = self._state_of(dataset)
-            if self._evaluation is None:
-                self._evaluation = evaluation_function(self._step, self._totals, state, self._make_reader)
-            counts = first_counts(self._step, self._totals, state)
+            scorer = self._scorer_of(dataset)
+            counts = scorer.first_counts()
             iterator, complete, counted = iter(dataset), False, np.zeros(0)
         while True:
             if not complete:
                 with self._scope():
-                    ended, packed, *counts = self._evaluation(
+                    ended, packed, *counts = scorer.evaluate(
                         iterator, tf.constant(limit, tf.int64), self._shard, counts
                     )
                 complete, counted = bool(ended), packed.numpy()
@@ -85,7 +76,7 @@ class Scoring:
                 break
             watch.between(batches, votes)
         totals = MetricTotals(self._step, training=False)
-        totals.add(self._summed(counted))
+        totals.add(self._summed(scorer, counted))
         return totals
 
     def test_steps(
@@ -95,12 +86,8 @@ class Scoring:
         dataset, left = self._shard_of(data, steps)
         iterator = iter(dataset)
         with self._scope():
-            state = self._state_of(dataset)
-            restore = state.snapshot()
-        if self._batch_evaluation is None:
-            self._batch_evaluation = batch_evaluation_function(
-                self._step, self._totals, state, dataset.element_spec, self._make_reader
-            )
+            scorer = self._scorer_of(dataset)
+            restore = scorer.state.snapshot()
         done = 0
         while True:
             batch = iterator.get_next_as_optional() if left else None
@@ -110,7 +97,7 @@ class Scoring:
                 return
             with self._undone_if_ended(restore):
                 watch.between(done, int(votes))
-            yield partial(self._counted, own)
+            yield partial(self._counted, scorer, own)
             left -= 1
             done += int(more)
 
@@ -134,24 +121,24 @@ class Scoring:
     def _shard(self) -> tf.Tensor:
         return tf.constant([self._collectives.index, self._collectives.workers], tf.int64)
 
-    def _state_of(self, dataset: tf.data.Dataset) -> EvaluationState:
-        if self._state is None:
-            self._state = EvaluationState(self._step, dataset.element_spec, self._seeds)
-        return self._state
+    def _scorer_of(self, dataset: tf.data.Dataset) -> Scorer:
+        spec = dataset.element_spec
+        if repr(spec) not in self._scorers:
+            self._scorers[repr(spec)] = Scorer(self._step, self._totals, spec, self._seeds, self._make_reader)
+        return self._scorers[repr(spec)]
 
-    def _counted(self, batch: Any) -> np.ndarray:
+    def _counted(self, scorer: Scorer, batch: Any) -> np.ndarray:
         """The sum over all tasks of what was counted in one batch of each; this task's batch may be None."""
-        counted = np.zeros(self._totals.size + (self._state.size if self._state else 0))
+        counted = np.zeros(self._totals.size + scorer.state.size)
         if batch is not None:
             with self._scope():
-                counted = self._batch_evaluation(batch, self._shard).numpy()
-        return self._summed(counted)
+                counted = scorer.evaluate_batch(batch, self._shard).numpy()
+        return self._summed(scorer, counted)
 
-    def _summed(self, counted: np.ndarray) -> np.ndarray:
+    def _summed(self, scorer: Scorer, counted: np.ndarray) -> np.ndarray:
         """The sum over all tasks of what was counted; applies the changes that they have made to the state."""
         own = counted[self._totals.size :]
         counted, changed = np.split(self._collectives.total(counted), [self._totals.size])
         with self._scope(), self._assigned.paused():
-            if self._state:
-                self._state.apply(changed, own)
+            scorer.state.apply(changed, own)
         return counted

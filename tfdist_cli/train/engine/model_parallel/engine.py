@@ -30,15 +30,9 @@ from tfdist_cli.train.engine.model_parallel.micro_batches import MicroBatch, Mic
 from tfdist_cli.train.engine.table_rows import TableRows
 from tfdist_cli.train.engine.unrolling import unrolled_steps
 from tfdist_cli.train.layers.dynamic_tables import refuse_dynamic_tables
-from tfdist_cli.train.model.evaluation import (
-    ParameterReader,
-    batch_evaluation_function,
-    evaluation_function,
-    first_counts,
-)
-from tfdist_cli.train.model.evaluation_state import EvaluationState
+from tfdist_cli.train.model.evaluation import ParameterReader, Scorer
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.rng.counters import SeedCounters
+from tfdist_cli.train.model.rng.counters import SeedCounters, numbers_after
 from tfdist_cli.train.model.train_step import ModelStep, StepResult, Tensors, values
 from tfdist_cli.train.optimizers.apply import apply, disable_gradient_reduction
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
@@ -94,9 +88,8 @@ class ModelParallelEngine:
             disable_gradient_reduction(optimizer)
         self._operations = step.operation_count(self._micro.element_spec) * self._parts
         self._functions: dict[int, Any] = {}
-        self._evaluation: Any = None
-        self._batch_evaluation: Any = None
-        self._scored_state: EvaluationState | None = None
+        self._scorers: dict[str, Scorer] = {}
+        """By the `tf.TypeSpec`s of their batches."""
         self._data: Callable[[], tf.data.Dataset] | None = None
         self._iterator: Any = None
         self._read = Consumed()
@@ -173,7 +166,10 @@ class ModelParallelEngine:
         return False
 
     def close(self) -> None:
-        """Does nothing, see `begin_epoch`."""
+        """See `Engine.close`."""
+        self._iterator = self._data = None
+        self._read.close()
+        self._read = Consumed()
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
@@ -187,8 +183,6 @@ class ModelParallelEngine:
 
     def _executions(self, steps: int, first: int, most: int, pause: Pause, *, adapts: bool) -> Iterator[Execution]:
         left, start = steps, first
-        with self.scope():
-            self._seeds.write_starts()
         while left and not pause.agreed():
             size = unrolled_steps(most, self._operations, self._taken) if adapts else most
             count = size if left >= size and self._rules.optimized else 1
@@ -197,7 +191,9 @@ class ModelParallelEngine:
                 self._functions[count] = self._execution_function(count)
             with self.scope():
                 try:
-                    summary = self._functions[count](self._iterator, tf.constant(start, tf.int64)).numpy()
+                    summary = self._functions[count](
+                        self._iterator, tf.constant(self._seeds.numbers(start), tf.int64)
+                    ).numpy()
                 except tf.errors.OutOfRangeError as error:
                     raise ended_early("the data") from error
             self._taken += count
@@ -218,12 +214,12 @@ class ModelParallelEngine:
         step, totals = self._step, self._totals
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
+        def execute(iterator: Any, numbers: tf.Tensor) -> tf.Tensor:
             state, metrics = values(step.state), [totals.initial_values() for _ in range(self.sharers)]
             losses, examples, logs = [], [], []
             for number in range(count):
                 batches = [self._micro.parts(next_batch(iterator)) for _ in range(self.sharers)]
-                state, metrics, results = self._take_step(batches, first + number, state, metrics)
+                state, metrics, results = self._take_step(batches, numbers_after(numbers, number), state, metrics)
                 losses.append(self._loss_of(results))
                 examples += [each.examples for each in results]
                 logs = results[-1].logs
@@ -242,13 +238,13 @@ class ModelParallelEngine:
         return tf.add_n([loss * own for loss, own in zip(each, examples, strict=True)]) / tf.add_n(examples)
 
     def _take_step(
-        self, batches: Sequence[Sequence[MicroBatch]], number: tf.Tensor, state: Tensors, metrics: list[Tensors]
+        self, batches: Sequence[Sequence[MicroBatch]], numbers: tf.Tensor, state: Tensors, metrics: list[Tensors]
     ) -> tuple[Tensors, list[Tensors], list[StepResult]]:
         """Takes a step with its update.
 
         Args:
             batches: the micro-batches of each replica.
-            number: the number of the step.
+            numbers: `SeedCounters.numbers` of the step.
             state: the values of the model's state.
             metrics: the values of each replica's metrics.
 
@@ -265,7 +261,7 @@ class ModelParallelEngine:
             step.device_scope = partial(self._stages.computing, replica, order if len(parts) > 1 else None)
             own = state
             for index, part in enumerate(parts):
-                own = self._seeds.state_for_step(own, number, replica * len(parts) + index)
+                own = self._seeds.state_for_step(own, numbers, replica * len(parts) + index)
                 order.begin()
                 parameters = next(read)
                 result = weighted(part).train(parameters.values, own, metrics[replica], part.batch, parameters.scope)
@@ -321,20 +317,18 @@ class ModelParallelEngine:
         """Scores the data on the workers of the first replica."""
         dataset = checked(data, Shard())
         with self.scope():
-            scored = self._scoring(dataset)
-            if self._evaluation is None:
-                self._evaluation = evaluation_function(self._step, self._totals, scored, self._reader)
+            scorer = self._scorer_of(dataset)
             limit = tf.constant(-1 if steps is None else steps, tf.int64)
-            iterator, counts = iter(dataset), first_counts(self._step, self._totals, scored)
+            iterator, counts = iter(dataset), scorer.first_counts()
         complete = False
         while not complete:
             with self.scope():
-                ended, counted, *counts = self._evaluation(iterator, limit, tf.constant(_ALL, tf.int64), counts)
+                ended, counted, *counts = scorer.evaluate(iterator, limit, tf.constant(_ALL, tf.int64), counts)
             complete = bool(ended)
             if not complete:
                 watch.between(int(counts[0]), int(watch.wanted()))
         totals = MetricTotals(self._step, training=False)
-        totals.add(self._counts(counted.numpy()))
+        totals.add(self._counts(scorer, counted.numpy()))
         return totals
 
     def test_steps(
@@ -343,16 +337,12 @@ class ModelParallelEngine:
         """See `Engine.test_steps`."""
         dataset = checked(data, Shard())
         with self.scope():
-            scored = self._scoring(dataset)
-            restore = scored.snapshot()
-        if self._batch_evaluation is None:
-            self._batch_evaluation = batch_evaluation_function(
-                self._step, self._totals, scored, dataset.element_spec, self._reader
-            )
+            scorer = self._scorer_of(dataset)
+            restore = scorer.state.snapshot()
 
         def score(batch: Any) -> np.ndarray:
             with self.scope():
-                return self._counts(self._batch_evaluation(batch, tf.constant(_ALL, tf.int64)).numpy())
+                return self._counts(scorer, scorer.evaluate_batch(batch, tf.constant(_ALL, tf.int64)).numpy())
 
         for done, batch in enumerate(dataset if steps is None else dataset.take(steps)):
             try:
@@ -366,17 +356,17 @@ class ModelParallelEngine:
     def _reader(self) -> ParameterReader:
         return self._tables.evaluation_reader()
 
-    def _scoring(self, dataset: tf.data.Dataset) -> EvaluationState:
-        if self._scored_state is None:
-            self._scored_state = EvaluationState(self._step, dataset.element_spec, self._seeds)
-        return self._scored_state
+    def _scorer_of(self, dataset: tf.data.Dataset) -> Scorer:
+        spec = dataset.element_spec
+        if repr(spec) not in self._scorers:
+            self._scorers[repr(spec)] = Scorer(self._step, self._totals, spec, self._seeds, self._reader)
+        return self._scorers[repr(spec)]
 
-    def _counts(self, counted: np.ndarray) -> np.ndarray:
+    def _counts(self, scorer: Scorer, counted: np.ndarray) -> np.ndarray:
         """What was counted; applies the changes to the state."""
         counted, changed = np.split(counted, [self._totals.size])
         with self.scope():
-            if self._scored_state:
-                self._scored_state.apply(changed, changed)
+            scorer.state.apply(changed, changed)
         return counted
 
     def count(self, data: DatasetFunction, shards: Sequence[Shard]) -> np.ndarray:

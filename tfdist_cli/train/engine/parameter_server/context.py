@@ -74,8 +74,11 @@ class ParameterServerContext:
 
     @property
     def counts(self) -> list[int]:
-        """What changes with the number of workers: arguments of functions that are the same for any number."""
-        return [*self.seeds.counts, self.batches_per_update]
+        """What differs from run to run: an argument, int64, of functions that are the same for any number of workers.
+
+        `batches_per_update`, and `SeedCounters.numbers` of step 0.
+        """
+        return [self.batches_per_update, *self.seeds.numbers(0)]
 
     def apply(self, gradients: list[Gradient], present: list[bool], counts: UpdateCounts | None = None) -> tf.Tensor:
         """Updates the parameters; returns how many updates were applied before this one.

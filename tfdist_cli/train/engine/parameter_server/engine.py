@@ -78,6 +78,7 @@ class ParameterServerEngine:
     max_steps_per_execution = 20
     _done = 0
     """Global steps that are done."""
+    _reopen: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -106,11 +107,12 @@ class ParameterServerEngine:
             self._element_spec, step.examples_per_batch = self._divided.element_spec, self._divided.batch
         step.batches_per_update = self._rule.batches_per_update(rules.updates, self.workers)
         check_overwritten(step)
-        self._evaluations: dict[bool, tuple[Any, EvaluationState]] = {}
+        self._evaluations: dict[tuple[str, bool], tuple[Any, EvaluationState]] = {}
+        """By the `tf.TypeSpec`s of batches, and whether each batch is counted."""
         self._iterators: Any = None
         optimizer, parameters = step.optimizer, step.parameters
         self._coordinator = coordinator
-        self._reopen: Callable[[], None] | None = None
+        self._divide: Callable[[], None] = _nothing
         self._sharing: tuple[int, ...] = ()
         """The indices of the workers that the data is divided among."""
         self._resized: dict[int, UpdateRule] = {}
@@ -220,6 +222,7 @@ class ParameterServerEngine:
 
     def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
+        clear_failure(self._coordinator)
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._context.seeds.start_at(step)
         self._read = Consumed(data, batches)
@@ -329,12 +332,11 @@ class ParameterServerEngine:
         self._updates.close()
         self._workers.end()
         self._read.close()
+        self._read, self._iterators, self._reopen, self._divide = Consumed(), None, None, _nothing
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
         self._size = size if self._context.rules.optimized else 1
-        with self.scope():
-            self._context.seeds.write_starts()
 
         def executions(taken: int, count: int) -> Iterator[Execution]:
             changes = self.synchronous and count > size  # one execution alone would never begin if this ended it
@@ -505,16 +507,17 @@ class ParameterServerEngine:
         self._step.jit = choose_xla(self._step, self._element_spec, wanted, run)
 
     def _evaluation_function(self, data: DatasetFunction, *, each_batch: bool) -> tuple[Any, EvaluationState]:
-        if each_batch not in self._evaluations:
-            spec = checked(data, Shard()).element_spec
+        spec = checked(data, Shard()).element_spec
+        key = repr(spec), each_batch
+        if key not in self._evaluations:
             with self.scope():
                 scored = EvaluationState(self._step, spec, self._context.seeds)
                 totals = self._context.totals
                 function = evaluation_function(self._step, totals, scored, self._reading, each_batch=each_batch)
                 counts = [tf.TensorSpec(each.shape, each.dtype) for each in first_counts(self._step, totals, scored)]
                 specs = tf.data.IteratorSpec(spec), tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64), counts
-                self._evaluations[each_batch] = function.get_concrete_function(*specs), scored
-        return self._evaluations[each_batch]
+                self._evaluations[key] = function.get_concrete_function(*specs), scored
+        return self._evaluations[key]
 
     def _reading(self) -> Callable[[Any], tuple[Tensors, ParameterScope]]:
         """Returns a function that reads the parameters of a batch; all but rows are read only once."""
@@ -531,6 +534,10 @@ class ParameterServerEngine:
             return values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
+
+
+def _nothing() -> None:
+    """No data is open that could be divided."""
 
 
 class _ChangePause:

@@ -23,6 +23,7 @@ from tfdist_cli.train.engine.parameter_server.messages import ReportLayout
 from tfdist_cli.train.engine.parameter_server.transport import Piggyback, PushedGradients, Transport
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, counters_read_after
+from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import StepResult, Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
@@ -48,7 +49,7 @@ class StepNumbers:
 
     worker: tf.Tensor
     step: tf.Tensor
-    counts: Sequence[tf.Tensor]
+    counts: tf.Tensor
 
 
 @dataclass(frozen=True)
@@ -238,10 +239,10 @@ class GradientStore:
         Returns:
             The result, and its report without phases.
         """
-        context, (*draws, batches) = self.context, numbers.counts
+        context, batches, seeds = self.context, numbers.counts[0], numbers.counts[1:]
         divided = context.step.examples_per_batch is not None  # such workers stay as they are
         step = context.step if divided else context.step.for_updates_of(batches)
-        state = context.seeds.state_for_step(state, numbers.step, numbers.worker, draws)
+        state = context.seeds.state_for_step(state, numbers_after(seeds, numbers.step), numbers.worker)
         scope = context.tables.parameter_scope(read.lookup.positions[0])
         with counters_read_after(ready):
             result = step.train(parameters, state, context.totals.initial_values(), read.batches[0], scope, update)

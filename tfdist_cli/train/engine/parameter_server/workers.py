@@ -68,13 +68,13 @@ class _Newcomer:
     Args:
         request: its request.
         worker: TensorFlow's worker.
-        data: the division of the data that its iterator belongs to.
+        data: the division of the data that its iterator belongs to; None if the training has ended meanwhile.
         opened: its iterator.
     """
 
     request: Request
     worker: Any
-    data: WorkerData
+    data: WorkerData | None
     opened: Any
 
 
@@ -199,6 +199,7 @@ class Workers(Sequence[Any]):
         if self._begun:
             self._begun = False
             self._membership.end()
+        self._data = None  # the data may be large, and a worker that is started again has nothing to open
 
     @property
     def change(self) -> bool:
@@ -361,14 +362,14 @@ class Workers(Sequence[Any]):
                 self._drop(worker, task)
                 return _not_reached(task, "it exited")
         failure = failure_of(opened) if opened is not None else None
-        if data is None or failure is not None:
+        if failure is not None:
             self._drop(worker, task)
             return Refusal(
                 f"the data of {task} cannot be opened: {failure}",
                 code="data-not-opened",
                 hint="let the data function work for any number of shards",
             )
-        if opened is not None:
+        if data and opened is not None:
             set_iterator(data.iterators, task.index, opened)
         return _Newcomer(request, worker, data, opened)
 

@@ -4,8 +4,8 @@ Keras's `SeedGenerator` keeps a counter in a variable. Asynchronous workers woul
 drop the same units. Instead, the count is computed from the step: step `s` of replica `r` of `n` starts where Keras's
 counter would be after `s * n + r` steps. With one replica, the values are those that `keras.Model.fit` draws.
 
-Some layers also draw during evaluation, which moves the start of the counter. For these, steps read the start from the
-variable. For all others, the start is a constant in the traced step.
+Where the counters start is an argument of the functions that take steps: another training by the same functions starts
+elsewhere.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class SeedCounters:
 
     Attributes:
         passed_over: how many numbers of steps were given out, but not used: the numbers of later steps are higher.
-        counts: the number of replicas, and by how many steps of one replica the counters are ahead of a training that
-            always had so many.
+        replicas: the number of replicas.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, replicas: int = 1) -> None:
@@ -43,7 +42,9 @@ class SeedCounters:
         generators = {id(state) for state in [*_states(step.model), *drawn]}
         self._variables = [variable for variable in step.state if id(variable) in generators]
         self._indices = [index for index, variable in enumerate(step.state) if id(variable) in generators]
-        self.counts = replicas, 0
+        self.replicas, self._ahead = replicas, 0
+        """The second one: by how many steps of one replica the counters are ahead of a training that always had so
+        many."""
         self._starts = [value.numpy() for value in values(self._variables)]
         self._first_step = self.passed_over = 0
         self._draws = self._per_step(step.increments(element_spec, self._indices))
@@ -56,7 +57,7 @@ class SeedCounters:
             step: the global step.
         """
         self._starts = [value.numpy() for value in values(self._variables)]
-        self._first_step, self.passed_over, self.counts = step, 0, (self.counts[0], 0)
+        self._first_step, self.passed_over, self._ahead = step, 0, 0
 
     def resize(self, step: int, replicas: int) -> None:
         """Changes the number of replicas from a step on, which begins where the one before has ended.
@@ -65,30 +66,33 @@ class SeedCounters:
             step: the global step.
             replicas: the number of replicas.
         """
-        before, ahead = self.counts
-        self.counts = replicas, ahead + (step + self.passed_over - self._first_step) * (before - replicas)
+        before, self.replicas = self.replicas, replicas
+        self._ahead += (step + self.passed_over - self._first_step) * (before - replicas)
 
-    def state_for_step(
-        self,
-        state: Tensors,
-        step: tf.Tensor | int,
-        replica: tf.Tensor | int = 0,
-        counts: Sequence[tf.Tensor | int] | None = None,
-    ) -> Tensors:
+    def numbers(self, step: int) -> list[int]:
+        """Returns the number of a step and where its counters start: an argument, int64, of functions that take steps.
+
+        Args:
+            step: the number.
+        """
+        starts = [int(number) for start in self._starts for number in start.ravel()]
+        return [step, self.replicas, self._ahead - self._first_step * self.replicas, *starts]
+
+    def state_for_step(self, state: Tensors, numbers: tf.Tensor, replica: tf.Tensor | int = 0) -> Tensors:
         """Returns the state with its counters set for a step.
 
         Args:
             state: the values of the model's state.
-            step: the global step.
+            numbers: `numbers` of the step.
             replica: the replica's index.
-            counts: `counts` as an argument of a function that is traced once for any number of replicas.
         """
-        replicas, ahead = counts or self.counts
-        steps = (tf.cast(step, tf.int64) - self._first_step) * replicas + ahead + tf.cast(replica, tf.int64)
         state = list(state)
-        counters = zip(self._indices, self._variables, self._starts, self._draws, self._evaluation_draws, strict=True)
-        for index, variable, start, draws, evaluation_draws in counters:
-            first = values([variable])[0] if np.any(evaluation_draws) else tf.constant(start)
+        if not self._indices:
+            return state
+        steps = numbers[0] * numbers[1] + numbers[2] + tf.cast(replica, tf.int64)
+        starts = tf.split(numbers[3:], [start.size for start in self._starts])
+        for index, variable, start, draws in zip(self._indices, self._variables, starts, self._draws, strict=True):
+            first = tf.cast(tf.reshape(start, variable.shape), variable.dtype)
             state[index] = self._later(variable, first, steps * draws)
         return state
 
@@ -126,20 +130,13 @@ class SeedCounters:
 
         return restore
 
-    def write_starts(self) -> None:
-        """Assigns the start of each counter that evaluation moves to its variable, from which steps read it."""
-        for variable, start, draws in zip(self._variables, self._starts, self._evaluation_draws, strict=True):
-            if np.any(draws):
-                variable.value.assign(start)
-
     def write(self, step: int) -> None:
         """Assigns the counters of a step to their variables, for checkpoints and for Keras.
 
         Args:
             step: the global step.
         """
-        replicas, ahead = self.counts
-        steps = (step + self.passed_over - self._first_step) * replicas + ahead
+        steps = (step + self.passed_over - self._first_step) * self.replicas + self._ahead
         for variable, start, draws in zip(self._variables, self._starts, self._draws, strict=True):
             variable.value.assign(self._later(variable, tf.constant(start), steps * draws))
         if self._unseeded.generator:
@@ -165,6 +162,16 @@ class SeedCounters:
     def exclude(self, indices: Sequence[int]) -> tuple[int, ...]:
         """Returns those of some indices in the state that are not of seed counters."""
         return tuple(index for index in indices if index not in self._indices)
+
+
+def numbers_after(numbers: tf.Tensor, steps: tf.Tensor | int) -> tf.Tensor:
+    """Returns `SeedCounters.numbers` of a later step.
+
+    Args:
+        numbers: those of a step.
+        steps: how many steps later.
+    """
+    return numbers + tf.one_hot(0, numbers.shape[0], dtype=tf.int64) * tf.cast(steps, tf.int64)
 
 
 def _states(model: keras.Model) -> list[keras.Variable]:

@@ -73,8 +73,14 @@ class UnseededDraws:
             return False
         with tf.init_scope():
             self.generator = keras.random.SeedGenerator(0, name="draws_without_seed")
-            self.generator.state.assign(keras.ops.convert_to_numpy(process_wide_seeds().state))
+        self.begin()
         return True
+
+    def begin(self) -> None:
+        """Sets the generator, if there is one, to the state of the process's."""
+        if self.generator is not None:
+            with tf.init_scope():
+                self.generator.state.assign(keras.ops.convert_to_numpy(process_wide_seeds().state))
 
 
 def state_after(state: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:

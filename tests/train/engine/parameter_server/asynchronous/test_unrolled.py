@@ -74,6 +74,7 @@ def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None, runs=lambd
         workers=[SimpleNamespace(device_name="", _is_dead_with_error=None) for _ in range(workers)],
         coordinator=SimpleNamespace(strategy=tf.distribute.get_strategy()),
         element_spec=tf.TensorSpec([]),
+        seeds=SimpleNamespace(numbers=lambda step: [step]),
         rehearsal=rehearsal,
     )
     made.append(UnrolledFunctions(context, lambda _count: function))
@@ -168,3 +169,14 @@ def test_the_end_of_a_training_ends_the_thread():
     compiled.close()
     assert not compiled._thread.is_alive()
     assert not compiled.is_ready(5, None)
+
+
+def test_another_training_compiles_what_the_one_before_did_not():
+    compiled = functions()
+    assert compile_all(compiled, 4, None)
+    assert not compiled.is_ready(5, None)
+    compiled.close()
+    assert not compiled.is_ready(6, None)
+    compiled.reopen()
+    assert compiled.is_ready(4, None)
+    assert compile_all(compiled, 5, None)

@@ -28,6 +28,7 @@ from tfdist_cli.train.engine.parameter_server.transport import Pulled, dense
 from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
+from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.optimizers.apply import innermost, substituted
 from tfdist_cli.train.optimizers.terms import joined
@@ -71,8 +72,8 @@ class WorkerExecutions:
         context: the model on its cluster.
 
     Attributes:
-        unrolled: a number of steps → a function that takes them. Its arguments: the iterator and the number of the
-            first step. It changes nothing if the iterator has no batch.
+        unrolled: a number of steps → a function that takes them. Its arguments: the iterator and the first step's
+            `SeedCounters.numbers`. It changes nothing if the iterator has no batch.
         compiled: those of them that workers have compiled.
         loop: the function that takes whole rounds (see `Updates.steps_per_round`) until it is stopped. Its arguments:
             as before, and the most steps that it takes.
@@ -142,10 +143,10 @@ class WorkerExecutions:
         rounds = self._rounds(count)
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor) -> tf.Tensor:
+        def execute(iterator: Any, numbers: tf.Tensor) -> tf.Tensor:
             begun = time_of()
             start = self._start()
-            trace = self._trace(iterator, rounds, first, start)
+            trace = self._trace(iterator, rounds, numbers, start)
             staleness: Tensors = []
             current = None
             for left in reversed(range(len(rounds))):
@@ -169,7 +170,7 @@ class WorkerExecutions:
         every = self._updates.steps_per_round
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+        def execute(iterator: Any, numbers: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
             begun = time_of()
 
             def goes_on(taken: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -177,7 +178,7 @@ class WorkerExecutions:
                     return tf.logical_and(taken + every <= most, tf.logical_not(self._stopped.read_value()))
 
             def take_round(taken: tf.Tensor, losses: Any, staleness: Any, carried: Carried) -> list[Any]:
-                trace = self._trace(iterator, [every], first + taken, carried)
+                trace = self._trace(iterator, [every], numbers_after(numbers, taken), carried)
                 current = trace.fetch()
                 number, _, _ = self._update(trace, current, more=False)
                 with trace.on_counter_device():
@@ -202,8 +203,8 @@ class WorkerExecutions:
 
         return execute
 
-    def _trace(self, iterator: Any, rounds: list[int], first: tf.Tensor, start: Carried) -> ExecutionTrace:
-        return ExecutionTrace(self._context, iterator, rounds, first, start, self._counts)
+    def _trace(self, iterator: Any, rounds: list[int], numbers: tf.Tensor, start: Carried) -> ExecutionTrace:
+        return ExecutionTrace(self._context, iterator, rounds, numbers, start, self._counts)
 
     def _keep_state(self, taken: tf.Tensor, start: Carried, carried: Carried) -> None:
         """Merges the state at the end of a loop, unless it has taken no step: others may have assigned it since."""
@@ -324,7 +325,7 @@ class ExecutionTrace:
         context: the model on its cluster.
         iterator: the worker's data.
         rounds: how many batches each round has.
-        first: the number of the first step.
+        numbers: `SeedCounters.numbers` of the first step.
         start: what the steps before have left.
         counts: of the updates on each ps.
     """
@@ -334,13 +335,13 @@ class ExecutionTrace:
         context: ParameterServerContext,
         iterator: Any,
         rounds: list[int],
-        first: tf.Tensor,
+        numbers: tf.Tensor,
         start: Carried,
         counts: UpdateCounts,
     ) -> None:
         self._context = context
         self._reader, self._next_batch = BatchReader(context, rounds), partial(next_batch, iterator)
-        self._first = first
+        self._numbers = numbers
         self._done = 0
         self._phases = start["phases"]
         self.timer = StepTimer(context.rules.phases, *start["time"])
@@ -425,7 +426,7 @@ class ExecutionTrace:
         """
         for batch, positions in zip(current.read.batches, current.read.lookup.positions, strict=True):
             scope = self._context.tables.parameter_scope(positions)
-            state = self._context.seeds.state_for_step(self.state, self._first + self._done)
+            state = self._context.seeds.state_for_step(self.state, numbers_after(self._numbers, self._done))
             result = self._context.step.train(parameters(), state, self.metrics, batch, scope, update)
             self.state, self.metrics, self.logs = result.state, result.metrics, result.logs
             self.losses.append(result.loss)

@@ -32,6 +32,7 @@ from tfdist_cli.train.engine.parameter_server.transport import Pulled, PushedGra
 from tfdist_cli.train.engine.parameter_server.worker_functions import Threads, try_briefly
 from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.engine.step_timer import time_of
+from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import after
@@ -332,7 +333,7 @@ class SharedExecutions(WorkerExecutions):
         every = self._updates.steps_per_round
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, first: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+        def execute(iterator: Any, numbers: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
             begun, start, rate = time_of(), self._start(), self.exchanges.rate()
             number = self.exchanges.begin([])
             pulled = self.exchanges.pull(number, rate)
@@ -343,7 +344,7 @@ class SharedExecutions(WorkerExecutions):
             def take_round(
                 taken: tf.Tensor, _: tf.Tensor, losses: Any, staleness: Any, updates: Any, values: Any, carried: Carried
             ) -> list[Any]:
-                trace = self._trace(iterator, [every], first + taken, carried, number=number, rate=rate)
+                trace = self._trace(iterator, [every], numbers_after(numbers, taken), carried, number=number, rate=rate)
                 answer = trace.take_round(values, updates)
                 index = tf.cast(taken // every, tf.int32)
                 losses = losses.write(index, tf.cast(tf.stack(trace.losses), tf.float64))

@@ -119,6 +119,12 @@ class UnrolledFunctions:
                 self._hurries |= time.monotonic() - begun > _BUSY * (time.thread_time() - used)
                 self._turns.notify_all()
 
+    def reopen(self) -> None:
+        """Another training begins, after `close`; what was not compiled until then is compiled now."""
+        if self._is_closed:
+            self._begun &= self._ready
+            self._cancellation, self._is_closed = Cancellation(), False
+
     def close(self) -> None:
         """Ends the thread, which does not wait for workers that compile."""
         self._end()
@@ -154,7 +160,7 @@ class UnrolledFunctions:
         """Traces the function, and returns one that has a worker compile it: it fails when it reads the first batch."""
         with tf.device(worker.device_name if are_per_worker(iterators) else CHIEF_DEVICE):
             iterator = iterator_without_data(self._context.element_spec)
-        arguments = iterator, tf.constant(0, tf.int64)
+        arguments = iterator, tf.constant(self._context.seeds.numbers(0), tf.int64)
         rehearse = self._context.rehearsal(worker, self._function(count), arguments, self._cancellation)
         return partial(_compiled, rehearse)
 

@@ -168,6 +168,7 @@ class AsynchronousUpdates:
             with self._context.coordinator.strategy.scope():
                 self._executions = new_executions(self._context)
             self._is_aborted = False
+        self._executions.compiled.reopen()
         self._executions.begin()
 
     def _serve(self) -> None:
@@ -267,8 +268,8 @@ class AsynchronousUpdates:
 
     def _call(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> tuple[Any, tuple[Any, ...]]:
         function = self._executions.unrolled(count) if unrolled else self._executions.loop
-        numbers = [number] if unrolled else [number, count]
-        return function, (iterators, *(tf.constant(each, tf.int64) for each in numbers))
+        numbers = tf.constant(self._context.seeds.numbers(number), tf.int64)
+        return function, (iterators, numbers, *([] if unrolled else [tf.constant(count, tf.int64)]))
 
     def _raising_cause(self, schedule: Schedule | None, call: Callable[[], Any]) -> Any:
         """Calls a function; if an execution has failed, raises its error, not the cancellation of the others."""

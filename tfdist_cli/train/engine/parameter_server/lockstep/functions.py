@@ -97,7 +97,7 @@ class LockstepFunctions:
     def _worker_function(self, size: int) -> Any:
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
-            worker, first, own_data, *counts = tf.unstack(numbers)
+            (worker, first, own_data), counts = tf.unstack(numbers[:3]), numbers[3:]
             leader = self.devices[0]
 
             def steps(count: int, packed: tf.Tensor, others: Tensors, *start: tf.Tensor) -> list[Any]:

@@ -164,7 +164,7 @@ class SharedLockstepFunctions(LockstepFunctions):
         def step(
             iterator: Any, numbers: tf.Tensor, joined: tf.Tensor, token: tf.Tensor, arrays: Tensors, *start: tf.Tensor
         ) -> list[Any]:
-            worker, _, _, *counts = tf.unstack(numbers)
+            worker, counts = numbers[0], numbers[3:]
             timer = StepTimer(store.measures_phases, *start)
             timer.end("wait", token)
             pulled, state = self._seen(arrays)
@@ -183,7 +183,7 @@ class SharedLockstepFunctions(LockstepFunctions):
 
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
-            worker, first, own_data, *_ = tf.unstack(numbers)
+            worker, first, own_data = tf.unstack(numbers[:3])
             joined = rounds.join(worker, handles["ps"][0])
             token, arrays = rounds.await_round(joined, first)
             positioned = tf.logical_and(own_data > 0, goes_on(token))

@@ -6,7 +6,7 @@ wait for no update. All of them run for as long as the training: to call a funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -77,7 +77,7 @@ class QuorumFunctions:
 
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
-            worker, serial, *counts = tf.unstack(numbers)
+            (worker, serial), counts = tf.unstack(numbers[:2]), numbers[2:]
             queues, [reports] = handles["assignments"], handles["reports"]
 
             def steps(count: int, assigned: list[tf.Tensor], *start: tf.Tensor) -> list[Any]:
@@ -120,7 +120,7 @@ class QuorumFunctions:
         self,
         read: ReadBatches,
         worker: tf.Tensor,
-        counts: Sequence[tf.Tensor],
+        counts: tf.Tensor,
         reports: tf.Tensor,
         assigned: list[tf.Tensor],
         timer: StepTimer,

@@ -1,0 +1,97 @@
+"""Another training of a model by the functions of the one before: what was traced and compiled is kept with the model.
+
+Keras keeps a model's function until `compile`. Here, too, the model keeps the engine of its last training. It is used
+again unless something has changed that the functions were traced from: what `compile` sets, the variables, which layers
+are trained, the type of a batch, or the rules. Other attributes of layers are those of the trace, as in Keras.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from tfdist_cli.train.engine.base import Engine, Rules, Sharing
+from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.optimizers.apply import leaf_optimizers
+from tfdist_cli.train.tf_compat.keras_model import compiled_as, layers_of
+from tfdist_cli.train.tf_compat.keras_optimizer import learning_rate
+
+_ATTRIBUTE = "tfdist_last_training"
+"""The attribute of a model that holds its last training, so that both are freed together."""
+
+
+@dataclass(frozen=True)
+class TrainingTraits:
+    """What the functions of a training are traced from, in addition to the model itself.
+
+    Args:
+        batch: the `tf.TypeSpec`s of a worker's batch, as text: some of them cannot be compared.
+        rules: how gradients become updates.
+        share: what each worker sees of the data.
+        tracks_changes: whether dynamic tables record which rows change.
+    """
+
+    batch: str
+    rules: Rules
+    share: Sharing
+    tracks_changes: bool = False
+
+
+@dataclass(frozen=True)
+class LastTraining:
+    """The last training of a model.
+
+    Args:
+        engine: its engine, closed.
+        step: the model's step.
+        traits: what its functions were traced from.
+        strategy: the strategy that it ran with.
+        model: the parts of the model that they were traced from, see `_parts_of`.
+    """
+
+    engine: Engine
+    step: ModelStep
+    traits: TrainingTraits
+    strategy: Any
+    model: tuple[list[Any], list[bool]] = field(repr=False)
+
+    @classmethod
+    def of(cls, engine: Engine, step: ModelStep, traits: TrainingTraits, strategy: Any) -> LastTraining:
+        """Returns the training of an engine that is about to train."""
+        return cls(engine, step, traits, strategy, _parts_of(step.model))
+
+    def keep(self) -> None:
+        """Keeps it with the model. It has ended, and as it was to."""
+        setattr(self.step.model, _ATTRIBUTE, self)
+
+    def suits(self, model: keras.Model, traits: TrainingTraits, strategy: Any) -> bool:
+        """Whether its functions are those of another training, too."""
+        objects, trained = _parts_of(model)
+        before, trained_before = self.model
+        return (
+            self.strategy is strategy
+            and self.traits == traits
+            and trained == trained_before
+            and len(objects) == len(before)
+            and all(own is other for own, other in zip(objects, before, strict=True))
+        )
+
+
+def take_last_training(model: keras.Model) -> LastTraining | None:
+    """Returns the last training of a model, and forgets it; None if there was none, or it has failed."""
+    last = getattr(model, _ATTRIBUTE, None)
+    setattr(model, _ATTRIBUTE, None)
+    return last
+
+
+def _parts_of(model: keras.Model) -> tuple[list[Any], list[bool]]:
+    """Returns the objects that a model's functions are traced from, and which of its layers are trained."""
+    optimizer = model.optimizer
+    layers = layers_of(model)
+    variables = [*model.trainable_variables, *model.non_trainable_variables, *model.metrics_variables]
+    rates = [learning_rate(inner) for inner in leaf_optimizers(optimizer)]
+    return [compiled_as(model), optimizer, *rates, *optimizer.variables, *variables, *layers], [
+        bool(layer.trainable) for layer in layers
+    ]
