@@ -175,6 +175,23 @@ def test_sigterm_ends_a_chief_whose_only_worker_is_lost(mode, train, tmp_path):
         assert re.search(r"SIGTERM.* worker:0 is lost", ended["chief:0"].err)
 
 
+@pytest.mark.rotates(5, 3)
+@pytest.mark.parametrize("updates", ["{mode: async}", "{mode: sync}", "{mode: bounded, staleness: 2}"])
+def test_a_chief_whose_ps_is_lost_names_it(updates, train, tmp_path):
+    yaml = RECIPE_YAML.replace("epochs: 2", "epochs: 100000") % f"updates: {updates}\n"
+    tasks = train(PS, recipe_yaml=yaml)
+    tasks.await_path("chief:0", tmp_path / "run" / "metrics.jsonl")
+    tasks.processes["ps:0"].kill()
+    ended = tasks.finish()
+    assert codes(ended) == {"chief:0": 1, "worker:0": 143, "ps:0": -9}, tasks.outputs()
+    assert codes_in(ended["chief:0"].err) == ["task-lost"]
+    assert re.search(r"task-lost.* ps:0", ended["chief:0"].err)
+    assert [re.findall(r"\w+:0 serves at", ended[task].err) for task in ("ps:0", "worker:0")] == [
+        ["ps:0 serves at"],
+        ["worker:0 serves at"],
+    ]
+
+
 TRACEBACK = "Traceback (most recent call last)"
 OWN = "my own mistake"
 MISTAKE = f"raise KeyError({OWN!r})"

@@ -20,11 +20,12 @@ from tests.support.codes import raises
 from tests.support.ports import free_address
 from tfdist_cli.errors import TimeoutExceeded, TrainingError
 from tfdist_cli.protocol.masking import RUN_SECRET
+from tfdist_cli.protocol.records import ENABLED
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import handshake, reachability, rendezvous
 from tfdist_cli.train.cluster.handshake import HandshakeListener
-from tfdist_cli.train.cluster.reachability import await_names, unreachable
+from tfdist_cli.train.cluster.reachability import await_names, await_up, unreachable
 from tfdist_cli.train.cluster.rendezvous import (
     RendezvousResult,
     announce_done,
@@ -164,6 +165,18 @@ def test_a_name_that_is_known_only_after_a_while_is_waited_for(monkeypatch, log)
     assert asked == ["ps-0.job"] * 3
     await_names({PS: Address("ps-0.job", 2222)}, LONG)
     assert len(log) == 1, "only who waits says so"
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_who_waits_for_a_task_says_so_unless_a_launcher_shows_it(launched, monkeypatch, log):
+    monkeypatch.setenv(ENABLED, str(int(launched)))
+    with serving() as ps:
+        await_up({PS: at(ps)}, LONG)
+        assert log == []
+        missing = free_address()
+        with raises(TimeoutExceeded, "start-timeout"):
+            await_up({PS: at(ps), WORKER: missing}, 0.3)
+    assert [str(missing) in line for line in log] == ([] if launched else [True])
 
 
 def test_a_name_that_nobody_knows_is_told():

@@ -249,6 +249,9 @@ def serve(environment: Environment) -> None:
         await_names(_peers(environment), environment.start_timeout)
         server = tensorflow_server(environment)
     emit("state", state="serving")
+    if not records_enabled():
+        chief = f"{environment.chief} at {environment.addresses[environment.chief]}"
+        log.info("%s serves at %s, from the start of %s to its exit", task, environment.addresses[task], chief)
     done = _wait_for_chief(environment)
     del server
     if not done and not records_enabled():  # a launcher that reads records knows about the chief itself

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tfdist_cli.errors import TimeoutExceeded
+from tfdist_cli.protocol.records import records_enabled
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 
@@ -27,7 +28,9 @@ def await_up(addresses: Mapping[TaskId, Address], timeout: float) -> None:
     Raises:
         TimeoutExceeded: names the tasks that did not start within `timeout` seconds, and why.
     """
-    PendingTasks(addresses, timeout).wait()
+    pending = PendingTasks(addresses, timeout)
+    pending.announce()
+    pending.wait()
 
 
 def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
@@ -40,8 +43,7 @@ def await_names(addresses: Mapping[TaskId, Address], timeout: float) -> None:
     """
     pending = PendingTasks(addresses, timeout, unresolved)
     if pending.update():
-        missing = ", ".join(f"{task} at {address}" for task, address in pending.missing.items())
-        log.info("waiting up to %.0f s until host names resolve: %s", timeout, missing)
+        log.info("waiting up to %.0f s until host names resolve: %s", timeout, pending)
         pending.wait()
 
 
@@ -65,6 +67,14 @@ class PendingTasks:
         self._probe = probe or unreachable
         self._deadline = time.monotonic() + timeout
         self._reasons: dict[TaskId, str] = {}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{task} at {address}" for task, address in self.missing.items())
+
+    def announce(self) -> None:
+        """Logs which tasks have not started yet, unless a launcher shows them."""
+        if self.update() and not records_enabled():
+            log.info("waiting up to %.0f s for %s", self._timeout, self)
 
     def wait(self) -> None:
         """Waits until no task is missing.

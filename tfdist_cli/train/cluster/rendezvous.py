@@ -106,6 +106,7 @@ def gather_tasks(
     """
     deadline = time.monotonic() + timeout
     pending = PendingTasks(others, timeout)
+    pending.announce()
     silent, summing = set(others), {task}
     looked_at, silence = time.monotonic(), 0.0
     with ExitStack() as connections, listen(task, own) as listener:

@@ -84,6 +84,12 @@ def shortened(error: BaseException) -> OpError:
     return OpError(name, message, f"{head}{name}: {message}\n")
 
 
+def lost_ps(error: BaseException) -> str:
+    """Returns the ps whose failure an error follows from, such as `ps:0`; empty if it is none."""
+    found = _LOST_PS.search(str(error)) if type(error).__name__ == "UnavailableError" else None
+    return f"ps:{found[1]}" if found else ""
+
+
 def message_of(error: BaseException) -> str:
     """Returns the message of an error without what Keras adds to it."""
     return _KERAS.sub("", str(error)).strip()
@@ -108,9 +114,8 @@ def comes_from_users_code(error: BaseException) -> bool:
 
 def _where(error: BaseException, text: str) -> str:
     """Returns the task that failed, as a prefix of the message; empty if the error names none."""
-    ps = _LOST_PS.search(text) if type(error).__name__ == "UnavailableError" else None
-    worker = _WORKER.search(text)
-    return f"ps:{ps[1]}: " if ps else f"worker:{worker[1]}: " if worker else ""
+    ps, worker = lost_ps(error), _WORKER.search(text)
+    return f"{ps}: " if ps else f"worker:{worker[1]}: " if worker else ""
 
 
 def _python_error(text: str) -> OpError | None:

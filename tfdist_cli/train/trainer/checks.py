@@ -11,9 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.errors import TaskLost, TrainingError, UsageError
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.cluster.join import ClusterContext
+from tfdist_cli.train.cluster.reachability import unreachable
 from tfdist_cli.train.data.length import check_ends
 from tfdist_cli.train.data.mismatch import found_in_step
 from tfdist_cli.train.data.shard import checked
@@ -21,21 +22,25 @@ from tfdist_cli.train.engine.base import Engine
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.own_step.optimizers import overrides
 from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
+from tfdist_cli.train.tf_compat.op_errors import lost_ps, shortened
 from tfdist_cli.train.trainer.config.data_length import worker_shards
 from tfdist_cli.train.trainer.config.training import TrainingConfig
 from tfdist_cli.train.trainer.config.validation import Validation
 
 log = logging.getLogger("tfdist")
 
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+"""The errors of operations on a task that is lost; the second and the third one may have other causes."""
 _running: list[str] = []
 """The call of tfdist that this process is in, if it uses all tasks."""
 
 
 @contextmanager
 def all_tasks_used(context: ClusterContext, call: str) -> Iterator[None]:
-    """Rejects a second call that uses all tasks, by a callback, where all tasks compute each step together.
+    """The context of a call that uses all tasks.
 
-    Callbacks run on the chief alone: the other tasks would not take part in the call.
+    Where all tasks compute each step together, a second one, by a callback, is rejected: callbacks run on the chief
+    alone, so that the other tasks would not take part in it.
 
     Args:
         context: this process in its cluster.
@@ -43,9 +48,15 @@ def all_tasks_used(context: ClusterContext, call: str) -> Iterator[None]:
 
     Raises:
         UsageError: this process is in such a call.
+        TaskLost: a ps has exited, or does not answer.
     """
     if not context.environment.traits.together:
-        yield
+        try:
+            yield
+        except _LOST as error:
+            if name := lost_ps(error) or _unreachable_ps(context):
+                raise _lost(name, error) from error
+            raise
         return
     if _running:
         raise UsageError(
@@ -59,6 +70,22 @@ def all_tasks_used(context: ClusterContext, call: str) -> Iterator[None]:
         yield
     finally:
         _running.clear()
+
+
+def _unreachable_ps(context: ClusterContext) -> str:
+    """Returns the first ps that accepts no connection; empty if all do."""
+    stores = {task: address for task, address in context.environment.addresses.items() if task.traits.holds_variables}
+    return next((str(task) for task, address in stores.items() if unreachable(address)), "")
+
+
+def _lost(name: str, error: Exception) -> TaskLost:
+    reason = shortened(error).message.removeprefix(f"{name}: ")
+    return TaskLost(
+        f"{name} failed or is unreachable: {reason}",
+        code="task-lost",
+        hint=f"see the output of {name} for the reason; then start all tasks again: checkpoints, if there are any, are "
+        "continued",
+    )
 
 
 def check_is_no_evaluator(context: ClusterContext, hint: str) -> None:
