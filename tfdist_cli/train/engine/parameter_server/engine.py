@@ -78,7 +78,10 @@ class ParameterServerEngine:
     max_steps_per_execution = 20
     _done = 0
     """Global steps that are done."""
+    _sharing: tuple[int, ...] = ()
+    """The indices of the workers that the data is divided among."""
     _reopen: Callable[[], None] | None = None
+    _divide: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -112,9 +115,6 @@ class ParameterServerEngine:
         self._iterators: Any = None
         optimizer, parameters = step.optimizer, step.parameters
         self._coordinator = coordinator
-        self._divide: Callable[[], None] = _nothing
-        self._sharing: tuple[int, ...] = ()
-        """The indices of the workers that the data is divided among."""
         self._resized: dict[int, UpdateRule] = {}
         """Synchronous updates by the number of workers that they are made for."""
         self._size = 1
@@ -286,7 +286,7 @@ class ParameterServerEngine:
 
     def begin_epoch(self) -> None:
         """See `Engine.begin_epoch`."""
-        if self._sharing != self._workers.indices:
+        if self._divide and self._sharing != self._workers.indices:
             self._divide()
 
     def begin_pass(self) -> None:
@@ -332,7 +332,7 @@ class ParameterServerEngine:
         self._updates.close()
         self._workers.end()
         self._read.close()
-        self._read, self._iterators, self._reopen, self._divide = Consumed(), None, None, _nothing
+        self._read, self._iterators, self._reopen, self._divide = Consumed(), None, None, None
 
     def run(self, steps: int, *, first: int, size: int, adapts: bool, pause: Pause) -> Iterator[Execution]:
         """See `Engine.run`."""
@@ -534,10 +534,6 @@ class ParameterServerEngine:
             return values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
-
-
-def _nothing() -> None:
-    """No data is open that could be divided."""
 
 
 class _ChangePause:
