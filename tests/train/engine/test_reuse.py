@@ -124,6 +124,27 @@ def test_an_evaluation_of_other_batches_in_between_changes_nothing():
     assert calls(model, layer, **given) == 0
 
 
+def test_a_second_evaluation_traces_nothing_until_the_model_is_compiled():
+    model, layer = noted()
+
+    def evaluated(data):
+        before = layer.calls
+        scores = tfdist.evaluate(model, data)
+        return layer.calls - before, scores
+
+    first, scores = evaluated(batches())
+    assert first > 0
+    assert evaluated(batches()) == (0, scores)
+    assert model.evaluate(batches(), verbose=0, return_dict=True) == pytest.approx(scores)
+    tfdist.fit(model, batches(), validation_data=batches(batch=6))
+    traced, trained = evaluated(batches())
+    assert (traced, trained == scores) == (0, False)
+    model.compile("adam", model.loss)
+    assert evaluated(batches())[0] > 0
+    tfdist.fit(model, batches(batch=4).map(lambda x, y: (x, y, y)))
+    assert evaluated(batches())[0] > 0
+
+
 def test_a_training_that_has_failed_is_not_continued():
     model, layer = noted()
     tfdist.fit(model, batches())

@@ -178,6 +178,9 @@ class Engine(Protocol):
     def sharers(self) -> int:
         """How many batches of the data are trained on at the same time: one by each worker, or replica."""
 
+    def begin_again(self) -> None:
+        """Another training or evaluation begins, after an earlier one has ended."""
+
     def scope(self) -> AbstractContextManager[Any]:
         """The strategy's scope; engines enter it themselves. Callbacks run outside of it: they may create variables."""
 

@@ -1,8 +1,9 @@
 """Another training of a model by the functions of the one before: what was traced and compiled is kept with the model.
 
-Keras keeps a model's function until `compile`. Here, too, the model keeps the engine of its last training. It is used
-again unless something has changed that the functions were traced from: what `compile` sets, the variables, which layers
-are trained, the type of a batch, or the rules. Other attributes of layers are those of the trace, as in Keras.
+Keras keeps a model's function until `compile`. Here, too, the model keeps the engine of its last training, or of an
+evaluation that needed one of its own. It is used again unless something has changed that the functions were traced
+from: what `compile` sets, the variables, which layers are trained, the type of a batch, or the rules. Other attributes
+of layers are those of the trace, as in Keras.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TrainingTraits:
 
 @dataclass(frozen=True)
 class LastTraining:
-    """The last training of a model.
+    """The last training or evaluation of a model.
 
     Args:
         engine: its engine, closed.
@@ -59,24 +60,27 @@ class LastTraining:
 
     @classmethod
     def of(cls, engine: Engine, step: ModelStep, traits: TrainingTraits, strategy: Any) -> LastTraining:
-        """Returns the training of an engine that is about to train."""
+        """Returns the training of an engine that is about to train, or to evaluate."""
         return cls(engine, step, traits, strategy, _parts_of(step.model))
 
     def keep(self) -> None:
         """Keeps it with the model. It has ended, and as it was to."""
         setattr(self.step.model, _ATTRIBUTE, self)
 
-    def suits(self, model: keras.Model, traits: TrainingTraits, strategy: Any) -> bool:
-        """Whether its functions are those of another training, too."""
+    def is_of(self, model: keras.Model, strategy: Any) -> bool:
+        """Whether the model is what the functions were traced from: they can evaluate it."""
         objects, trained = _parts_of(model)
         before, trained_before = self.model
         return (
             self.strategy is strategy
-            and self.traits == traits
             and trained == trained_before
             and len(objects) == len(before)
             and all(own is other for own, other in zip(objects, before, strict=True))
         )
+
+    def suits(self, model: keras.Model, traits: TrainingTraits, strategy: Any) -> bool:
+        """Whether its functions are those of another training, too."""
+        return self.traits == traits and self.is_of(model, strategy)
 
 
 def take_last_training(model: keras.Model) -> LastTraining | None:

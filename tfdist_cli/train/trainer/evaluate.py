@@ -10,13 +10,15 @@ from typing import Any, get_args
 import keras
 
 from tfdist_cli.protocol.records import emit
-from tfdist_cli.train.cluster.join import join
+from tfdist_cli.train.cluster.join import ClusterContext, join
 from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.shard import Shard, checked
 from tfdist_cli.train.engine.base import Engine, Rules
-from tfdist_cli.train.engine.select import select_engine
+from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training
+from tfdist_cli.train.engine.select import agree, select_engine
 from tfdist_cli.train.model.metrics import MetricTotals
+from tfdist_cli.train.model.model_checks import check_compiled
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.keras_model import listed_logs
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts
@@ -84,12 +86,12 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
         batch_size, shuffle=False, by_chief=context.environment.traits.has_ps
     )
     check_validation(context, Validation(function, steps))
-    step = ModelStep(model)
+    check_compiled(model)
     spec = checked(function, Shard()).element_spec
     with all_tasks_used(context, "tfdist.evaluate"):
         with context.strategy.scope():
-            step.build(spec)
-            engine = select_engine(context, step, spec, Rules())
+            training = _training(context, model, spec)
+        engine, step = training.engine, training.step
         check_same_arrays({"data to evaluate": function}, engine.total, is_chief=engine.is_chief)
         engine.share_variables()  # a program may have loaded its weights on one task alone
         emit("state", state="evaluating")
@@ -100,9 +102,22 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
             logs = Evaluation(engine, step, called, needs, model.steps_per_execution).run(Validation(function, steps))
         if needs.callbacks:
             engine.share_changes()
+        training.keep()
         if return_dict:
             return logs
         return listed_logs(model, logs)
+
+
+def _training(context: ClusterContext, model: keras.Model, spec: Any) -> LastTraining:
+    """Returns the engine and the step to evaluate with: those of the model's last training, or new ones."""
+    last = take_last_training(model)
+    if agree(context, last is not None and last.is_of(model, context.strategy)) and last:
+        last.engine.begin_again()
+        return last
+    step = ModelStep(model)
+    step.build(spec)
+    traits = TrainingTraits(repr(spec), Rules(), "split")
+    return LastTraining.of(select_engine(context, step, spec, traits.rules), step, traits, context.strategy)
 
 
 class Watch:

@@ -236,6 +236,7 @@ def _training(context: ClusterContext, model: keras.Model, spec: Any, config: Tr
     traits = TrainingTraits(repr(spec), config.rules, config.share, _has_deltas(config.checkpoints))
     reusable = last is not None and last.suits(model, traits, context.strategy)
     if agree(context, reusable) and last:
+        last.engine.begin_again()
         last.step.begin_again(spec)
         log.debug("the functions of the last training are used again")
         return last

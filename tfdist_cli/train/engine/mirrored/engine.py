@@ -147,6 +147,9 @@ class MirroredEngine:
         divided = DividedBatches.of(element_spec, self._replicas)
         return divided, BatchSizes(self._replicas, divided.batch, logs=self.is_chief)
 
+    def begin_again(self) -> None:
+        """Does nothing: no failure outlasts a call."""
+
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
         return self._strategy.scope()

@@ -133,6 +133,9 @@ class ModelParallelEngine:
                 hint="use strategy: parameter_server or single",
             )
 
+    def begin_again(self) -> None:
+        """Does nothing: no failure outlasts a call."""
+
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
         return self._strategy.scope()

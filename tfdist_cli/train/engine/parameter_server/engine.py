@@ -201,6 +201,10 @@ class ParameterServerEngine:
         if self._reopen:
             self._reopen()
 
+    def begin_again(self) -> None:
+        """See `Engine.begin_again`; another model may have failed meanwhile."""
+        clear_failure(self._coordinator)
+
     def scope(self) -> AbstractContextManager[Any]:
         """See `Engine.scope`."""
         return self._strategy.scope()
@@ -222,7 +226,6 @@ class ParameterServerEngine:
 
     def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
-        clear_failure(self._coordinator)
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._context.seeds.start_at(step)
         self._read = Consumed(data, batches)
