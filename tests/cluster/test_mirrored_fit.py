@@ -116,9 +116,9 @@ def test_a_second_training_traces_nothing_until_the_model_is_compiled(facts):
     assert facts["chief:0"]["again"] == facts["worker:0"]["again"]
     for trainings, _ in facts["chief:0"]["again"]:
         assert trainings == [
-            [True, 36, [12 * 14] * 3, [61] * 3],
-            [False, 60, [12 * 14] * 2, [61] * 2],
-            [True, 36, [12 * 14] * 3, [61] * 3],
+            [[True, False], 36, [12 * 14] * 3, [61] * 3, 61],
+            [[False, False], 60, [12 * 14] * 2, [61] * 2, 61],
+            [[True, False], 36, [12 * 14] * 3, [61] * 3, 61],
         ]
 
 

@@ -99,9 +99,9 @@ def test_a_second_training_traces_nothing_until_the_model_is_compiled(fact, fact
     for (trainings, _), workers in zip(modes, (1, 3, 3), strict=True):
         examples = 12 * 7 * workers
         assert trainings == [
-            [True, 36, [examples] * 3, [61] * 3],
-            [False, 60, [examples] * 2, [61] * 2],
-            [True, 36, [examples] * 3, [61] * 3],
+            [[True, False], 36, [examples] * 3, [61] * 3, 61],
+            [[False, False], 60, [examples] * 2, [61] * 2, 61],
+            [[True, False], 36, [examples] * 3, [61] * 3, 61],
         ]
 
 

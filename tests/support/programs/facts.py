@@ -333,7 +333,7 @@ class Noted(keras.layers.Layer):
 
 
 def again():
-    """For each mode of updates, what three trainings of a model have called and counted.
+    """For each mode of updates, what three trainings of a model, each with an evaluation, have called and counted.
 
     The second one has a callback, which ends it after two epochs. Before the third one, the model is compiled.
     """
@@ -357,8 +357,10 @@ def again():
                 callbacks=[stop] if tfdist.is_chief() and epochs == 2 else [],
                 **({} if updates is None else {"updates": updates}),
             ).history  # fmt: skip
-            steps = int(model.optimizer.iterations.numpy())
-            trainings.append([Noted.calls > before, steps, history["examples"], history["val_examples"]])
+            trained, steps = Noted.calls, int(model.optimizer.iterations.numpy())
+            scored = tfdist.evaluate(model, X[:61], Y[:61])["examples"]
+            calls = [trained > before, Noted.calls > trained]
+            trainings.append([calls, steps, history["examples"], history["val_examples"], scored])
         found.append([trainings, numbers(model.trainable_variables)])
     return found
 
