@@ -122,9 +122,24 @@ def test_a_training_that_cannot_change_refuses_those_that_wait_and_those_that_co
     assert asks(state, 0)[1] == GRANTED
 
 
-def test_a_worker_leaves_a_training_only_and_the_last_one_stays():
+def test_a_worker_leaves_at_once_while_no_training_runs_and_the_last_one_stays():
     state = State()
-    assert code(asks(state, 1, LEAVE)[1]) == "not-training"
+    assert asks(state, 1, LEAVE)[1] == GRANTED
+    assert list(state.members) == WORKERS[:1]
+    assert code(asks(state, 0, LEAVE)[1]) == "last-worker"
+
+
+def test_a_worker_waits_for_a_training_that_starts_before_it_leaves():
+    state = State()
+    state.start()
+    request, answer = asks(state, 1, LEAVE)
+    assert answer is None
+    state.begin(None)
+    assert state.requests.get_nowait() is request
+
+
+def test_a_worker_leaves_a_training_and_the_last_one_stays():
+    state = State()
     state.begin(None)
     request, answer = asks(state, 1, LEAVE)
     assert answer is None
@@ -134,15 +149,42 @@ def test_a_worker_leaves_a_training_only_and_the_last_one_stays():
     assert code(asks(state, 0, LEAVE)[1]) == "last-worker"
 
 
-def test_the_end_of_a_training_refuses_who_leaves_and_keeps_who_joins():
+def test_the_end_of_a_training_lets_go_who_leaves_and_keeps_who_joins_for_the_next_one():
+    state = State()
+    state.begin(None)
+    first, (leaving, _), (joining, _) = state.requests, asks(state, 1, LEAVE), asks(state, 2)
+    state.end()
+    assert state.told == [(leaving, None)]
+    assert list(state.members) == WORKERS[:1]
+    assert [first.get_nowait() for _ in range(3)] == [leaving, joining, None]
+    assert [state.is_pending(each) for each in (leaving, joining)] == [False, True]
+    state.start()
+    state.begin(None)
+    assert state.requests.get_nowait() is joining
+    assert state.requests.empty()
+
+
+def test_the_last_worker_stays_at_the_end_of_a_training():
     state = State()
     state.begin(None)
     leaving, _ = asks(state, 1, LEAVE)
-    joining, _ = asks(state, 2)
+    first, _ = asks(state, 0, LEAVE)
     state.end()
-    assert [(request, refusal.code) for request, refusal in state.told] == [(leaving, "not-training")]
-    assert [state.requests.get_nowait() for _ in range(3)] == [leaving, joining, None]
-    assert state.is_pending(joining)
+    assert [(request, refusal and refusal.code) for request, refusal in state.told] == [
+        (leaving, None),
+        (first, "last-worker"),
+    ]
+
+
+def test_another_training_may_change_though_the_one_before_could_not():
+    state = State()
+    state.begin(NO)
+    state.end()
+    request, answer = asks(state, 2)
+    assert answer is None
+    state.begin(None)
+    assert state.requests.get_nowait() is request
+    assert state.requests.empty()
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ X, Y = classes()
 class Noted(layers.Layer):
     """Counts how often it is called: when a function is traced."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **given):
+        super().__init__(**given)
         self.calls = 0
         self.drop = layers.Dropout(0.3, seed=5)
 
@@ -64,8 +64,9 @@ def test_a_second_training_traces_nothing_and_trains_like_keras(jit):
         lambda model: model.compile("adam", model.loss),
         lambda model: setattr(model.layers[0], "trainable", False),
         lambda model: setattr(model, "optimizer", keras.optimizers.SGD()),
+        lambda model: model.make_train_function(force=True),
     ],
-    ids=["compile", "trainable", "optimizer"],
+    ids=["compile", "trainable", "optimizer", "make_train_function"],
 )
 def test_a_change_of_the_model_takes_effect(change):
     model, layer = noted()
@@ -93,6 +94,23 @@ def test_another_type_of_batch_or_another_rule_is_traced(given):
     assert calls(model, layer) > 0
     assert calls(model, layer, **given) > 0
     assert calls(model, layer, **given) == 0
+
+
+def test_the_order_of_keys_in_a_batch_makes_no_difference():
+    inputs = {name: keras.Input((FEATURES,), name=name) for name in ("b", "a")}
+    layer = Noted()
+    sums = layers.Dense(3)(layer(inputs["a"])) + layers.Dense(3)(inputs["b"])
+    found = []
+    for fits in (1, 2):
+        keras.utils.set_random_seed(7)
+        model = keras.models.clone_model(keras.Model(inputs, sums))
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        noted_layer = next(each for each in model.layers if isinstance(each, Noted))
+        assert calls(model, noted_layer, {"a": X, "b": 2 * X}, y=Y, shuffle=False) > 0
+        data = {"b": 2 * X, "a": X} if fits == 2 else {"a": X, "b": 2 * X}
+        assert calls(model, noted_layer, data, y=Y, shuffle=False) == 0
+        found.append(model)
+    assert_same(found[0], found[1])
 
 
 def test_a_learning_rate_that_was_set_takes_effect():

@@ -7,7 +7,7 @@ The answer is `go`, or `refused` with a reason. The connection of a worker that 
 chief lives, like those of the rendezvous.
 
 `Membership` is the state, without sockets and without TensorFlow. The engine of the training takes requests from it,
-acts, and reports what it has done.
+acts, and reports what it has done. While no training runs, a worker that leaves does so at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import LEAVE_SIGNAL
@@ -120,7 +120,7 @@ class Membership:
         most: there are only workers with an index below this.
 
     Attributes:
-        requests: those that the training has to act on, in order; None when it ends.
+        requests: those that the training has to act on, in order; None when it ends. Each training has its own.
         answered: called with each of these, and the answer.
     """
 
@@ -131,7 +131,7 @@ class Membership:
         self._members = dict(members)
         self._pending: dict[TaskId, Request] = {}
         self._refusal: Refusal | None = None
-        self._training = False
+        self._training: Literal["no", "starts", "runs"] = "no"
         self._lock = threading.Lock()
 
     @property
@@ -140,6 +140,16 @@ class Membership:
         with self._lock:
             return dict(self._members)
 
+    def start(self) -> None:
+        """A training is about to begin: whoever asks to leave waits for it, like those that ask to join."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
+        self._training, self._refusal, self.requests = "starts", None, queue.SimpleQueue()
+        for request in self._pending.values():
+            self.requests.put(request)
+
     def begin(self, refusal: Refusal | None) -> None:
         """A training begins.
 
@@ -147,33 +157,24 @@ class Membership:
             refusal: why no worker may join it or leave it; None if they may.
         """
         with self._lock:
-            self._training, self._refusal = True, refusal
+            if self._training == "no":
+                self._start()
+            self._training, self._refusal = "runs", refusal
             refused = list(self._pending.values()) if refusal else []
         for request in refused:
             self.refuse(request, refusal)
 
     def end(self) -> None:
-        """The training has ended: no worker leaves, and those that ask to join wait for the next one."""
-        self.requests.put(None)
+        """The training has ended: workers that leave do so, and those that ask to join wait for the next one."""
         with self._lock:
-            self._training = False
+            self._training, self._refusal = "no", None
+            self.requests.put(None)
             leaving = [request for request in self._pending.values() if request.asks == LEAVE]
         for request in leaving:
-            self.refuse(request, _no_training(request.task))
-
-    def next_request(self, timeout: float) -> Request | None:
-        """Returns the next request that the training has to act on; None if none comes in time, or it ends.
-
-        Args:
-            timeout: seconds to wait.
-        """
-        try:
-            request = self.requests.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if request is None:
-            self.requests.put(None)  # for the one who waits without a timeout
-        return request
+            if len(self.members) > 1:
+                self.grant(request)
+            else:
+                self.refuse(request, last_worker(request.task))
 
     def ask(self, request: Request) -> Answer | None:
         """Returns the answer to a request; None if the training has to act first, see `answered`."""
@@ -181,7 +182,8 @@ class Membership:
             answer = self._answer_to(request)
             if answer is None:
                 self._pending[request.task] = request
-                self.requests.put(request)
+                if self._training != "no":
+                    self.requests.put(request)
             return answer
 
     def _answer_to(self, request: Request) -> Answer | None:
@@ -206,17 +208,19 @@ class Membership:
             )
         if known is not None:
             return GRANTED
-        return Answer(self._refusal) if self._training and self._refusal else None
+        return Answer(self._refusal) if self._refusal else None
 
     def _answer_to_leave(self, task: TaskId) -> Answer | None:
         if task not in self._members:
             if self._pending.pop(task, None):
                 log.info("%s does not join after all", task)
             return GRANTED
-        if not self._training:
-            return Answer(_no_training(task))
         if len(self._members) == 1:
             return Answer(last_worker(task))
+        if self._training == "no":
+            del self._members[task]
+            log.info("%s has left while no training runs", task)
+            return GRANTED
         return Answer(self._refusal) if self._refusal else None
 
     def is_pending(self, request: Request) -> bool:
@@ -240,8 +244,10 @@ class Membership:
                 self._members[request.task] = request.address
             else:
                 self._members.pop(request.task, None)
-            pending = self._pending.pop(request.task, request)
-        self.answered(pending, GRANTED)
+            pending = self._pending.get(request.task)
+            if pending and pending.asks == request.asks:
+                del self._pending[request.task]
+        self.answered(pending if pending and pending.asks == request.asks else request, GRANTED)
 
     def refuse(self, request: Request, refusal: Refusal | None) -> None:
         """The worker does not join, or does not leave. If it has asked again, that request stays."""
@@ -258,8 +264,23 @@ def last_worker(task: TaskId) -> Refusal:
     )
 
 
-def _no_training(task: TaskId) -> Refusal:
-    return Refusal(f"no training runs that {task} could leave", code="not-training")
+Requests = queue.SimpleQueue[Request | None]
+
+
+def next_request(requests: Requests, timeout: float) -> Request | None:
+    """Returns the next request that a training has to act on; None if none comes in time, or it ends.
+
+    Args:
+        requests: the training's.
+        timeout: seconds to wait.
+    """
+    try:
+        request = requests.get(timeout=timeout)
+    except queue.Empty:
+        return None
+    if request is None:
+        requests.put(None)  # for the one who waits without a timeout
+    return request
 
 
 class JoinListener:

@@ -178,6 +178,10 @@ class Engine(Protocol):
     def sharers(self) -> int:
         """How many batches of the data are trained on at the same time: one by each worker, or replica."""
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it can be used for another training: its workers are those of the cluster."""
+
     def begin_again(self) -> None:
         """Another training or evaluation begins, after an earlier one has ended."""
 

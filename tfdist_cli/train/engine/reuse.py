@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist_cli.train.engine.base import Engine, Rules, Sharing
 from tfdist_cli.train.model.train_step import ModelStep
@@ -28,16 +29,26 @@ class TrainingTraits:
     """What the functions of a training are traced from, in addition to the model itself.
 
     Args:
-        batch: the `tf.TypeSpec`s of a worker's batch, as text: some of them cannot be compared.
+        batch: see `type_of`; of a worker's batch.
         rules: how gradients become updates.
         share: what each worker sees of the data.
         tracks_changes: whether dynamic tables record which rows change.
     """
 
-    batch: str
+    batch: tuple[Any, list[str]]
     rules: Rules
     share: Sharing
     tracks_changes: bool = False
+
+
+def type_of(element_spec: Any) -> tuple[Any, list[str]]:
+    """Returns what can be compared of the type of a batch: the order of keys in a dict makes no difference.
+
+    Args:
+        element_spec: its `tf.TypeSpec`s.
+    """
+    specs = tf.nest.flatten(element_spec)
+    return tf.nest.pack_sequence_as(element_spec, [0 for _ in specs]), [repr(each) for each in specs]
 
 
 @dataclass(frozen=True)
@@ -68,11 +79,12 @@ class LastTraining:
         setattr(self.step.model, _ATTRIBUTE, self)
 
     def is_of(self, model: keras.Model, strategy: Any) -> bool:
-        """Whether the model is what the functions were traced from: they can evaluate it."""
+        """Whether the model and the workers are those that the functions were made for: they can evaluate it."""
         objects, trained = _parts_of(model)
         before, trained_before = self.model
         return (
             self.strategy is strategy
+            and self.engine.is_current
             and trained == trained_before
             and len(objects) == len(before)
             and all(own is other for own, other in zip(objects, before, strict=True))
@@ -96,6 +108,7 @@ def _parts_of(model: keras.Model) -> tuple[list[Any], list[bool]]:
     layers = layers_of(model)
     variables = [*model.trainable_variables, *model.non_trainable_variables, *model.metrics_variables]
     rates = [learning_rate(inner) for inner in leaf_optimizers(optimizer)]
-    return [compiled_as(model), optimizer, *rates, *optimizer.variables, *variables, *layers], [
+    made = [compiled_as(model), model.train_function]  # `model.make_train_function(force=True)` asks for a new trace
+    return [*made, optimizer, *rates, *optimizer.variables, *variables, *layers], [
         bool(layer.trainable) for layer in layers
     ]

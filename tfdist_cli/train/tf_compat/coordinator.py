@@ -321,6 +321,10 @@ class _Retirement(cluster_coordinator.ResourceClosure):
         _release_iterator(self._iterators, worker.worker_index)
         self.done.set()
 
+    def mark_cancelled(self) -> None:
+        """Called in its place if the worker has been stopped before."""
+        self.done.set()
+
 
 def _release_iterator(iterators: Any, index: int) -> None:
     """Drops the iterator of a worker that leaves."""

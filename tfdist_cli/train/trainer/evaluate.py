@@ -15,7 +15,7 @@ from tfdist_cli.train.data.comparison import check_same_arrays
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.shard import Shard, checked
 from tfdist_cli.train.engine.base import Engine, Rules
-from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training
+from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training, type_of
 from tfdist_cli.train.engine.select import agree, select_engine
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.model_checks import check_compiled
@@ -116,7 +116,7 @@ def _training(context: ClusterContext, model: keras.Model, spec: Any) -> LastTra
         return last
     step = ModelStep(model)
     step.build(spec)
-    traits = TrainingTraits(repr(spec), Rules(), "split")
+    traits = TrainingTraits(type_of(spec), Rules(), "split")
     return LastTraining.of(select_engine(context, step, spec, traits.rules), step, traits, context.strategy)
 
 

@@ -27,7 +27,7 @@ from tfdist_cli.train.engine.model_parallel.stages import (
     times_of_layers,
 )
 from tfdist_cli.train.engine.pacing import auto_steps_per_execution
-from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training
+from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training, type_of
 from tfdist_cli.train.engine.select import agree, select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
 from tfdist_cli.train.model.model_checks import check_compiled
@@ -233,7 +233,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
 def _training(context: ClusterContext, model: keras.Model, spec: Any, config: TrainingConfig) -> LastTraining:
     """Returns the engine and the step to train with: those of the model's last training, or new ones."""
     last = take_last_training(model)
-    traits = TrainingTraits(repr(spec), config.rules, config.share, _has_deltas(config.checkpoints))
+    traits = TrainingTraits(type_of(spec), config.rules, config.share, _has_deltas(config.checkpoints))
     reusable = last is not None and last.suits(model, traits, context.strategy)
     if agree(context, reusable) and last:
         last.engine.begin_again()

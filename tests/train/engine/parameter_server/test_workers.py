@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster.membership import JOIN, LEAVE, Membership, Refusal, Request
+from tfdist_cli.train.cluster.membership import GRANTED, JOIN, LEAVE, Membership, Refusal, Request
 from tfdist_cli.train.engine.parameter_server import workers
 from tfdist_cli.train.engine.parameter_server.workers import WorkerData, Workers
 
@@ -285,6 +285,48 @@ def test_a_worker_that_fails_while_it_leaves_is_let_go(cluster, state):
     cluster.lost.add(2)
     assert state.await_answers(1) == [("worker:2", LEAVE, None)]
     training.end()
+
+
+def test_a_worker_that_left_while_no_training_ran_is_let_go_when_the_next_one_starts(cluster, state):
+    training = begun(state, opening(cluster)[0])
+    training.end()
+    assert training.are_current
+    assert state.ask(Request(TASKS[2], PLACES[2], LEAVE)) == GRANTED
+    assert not training.are_current
+    training.start()
+    assert training.indices == (0,)
+    assert training.are_current
+    await_true(lambda: cluster.removed == [(2, [])])
+    assert Workers(None, state).indices == (0,)
+
+
+def test_a_worker_whose_leave_was_granted_by_the_end_of_a_training_leaves_once(cluster, state):
+    training = begun(state, opening(cluster)[0])
+    assert state.ask(Request(TASKS[2], PLACES[2], LEAVE)) is None
+    await_change(training)
+    training.end()
+    assert state.await_answers(1) == [("worker:2", LEAVE, None)]
+    state.ask(Request(TASKS[2], PLACES[2], JOIN))
+    training.start()
+    training.divide(opening(cluster)[0])
+    training.begin(lambda _: None)
+    await_true(lambda: training._ready)
+    (worker,) = training.take_changes()
+    assert (worker.worker_index, training.indices) == (2, (0, 2))
+
+
+def test_a_worker_that_was_ready_at_the_end_of_a_training_joins_the_next_one_once(cluster, state):
+    training = begun(state, opening(cluster)[0])
+    state.ask(Request(TASKS[1], PLACES[1], JOIN))
+    await_change(training)
+    training.end()
+    training.start()
+    data, opened = opening(cluster)
+    training.divide(data)
+    training.begin(lambda _: None)
+    (worker,) = training.take_changes()
+    assert (worker.worker_index, opened) == (1, [(1, 1, 3)])
+    assert (training.take_changes(), training.indices, len(cluster.added)) == ([], (0, 1, 2), 1)
 
 
 def test_who_must_stay(cluster, state):

@@ -65,7 +65,7 @@ class MirroredEngine:
         rules: how gradients become updates.
     """
 
-    synchronous = one_by_one = True
+    synchronous = one_by_one = is_current = True
     max_steps_per_execution = 10
     _iterator: Any = None
     _dataset: Any = None

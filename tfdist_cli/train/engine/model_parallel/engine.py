@@ -56,7 +56,7 @@ class ModelParallelEngine:
         rules: how gradients become updates.
     """
 
-    is_chief = synchronous = one_by_one = True
+    is_chief = synchronous = one_by_one = is_current = True
     max_steps_per_execution = 10
     workers = 1
     """Processes that run the loop, and read data."""

@@ -229,7 +229,7 @@ class Stream:
         self, workers: Workers, place: int, open_at: Callable[[int], Any], function: Callable[..., Sequence[tf.Tensor]]
     ) -> None:
         self._workers, self._place, self._open_at, self._function = workers, place, open_at, function
-        self._worker: Any = workers[place]
+        self._worker: Any = workers[place % len(workers)]  # one may have left meanwhile
         self._iterator: Any = None
         self._runs = [0]
         """How often the last call has run: TensorFlow repeats it on a worker that was replaced."""

@@ -201,6 +201,11 @@ class ParameterServerEngine:
         if self._reopen:
             self._reopen()
 
+    @property
+    def is_current(self) -> bool:
+        """See `Engine.is_current`."""
+        return self._workers.are_current
+
     def begin_again(self) -> None:
         """See `Engine.begin_again`; another model may have failed meanwhile."""
         clear_failure(self._coordinator)
@@ -226,12 +231,28 @@ class ParameterServerEngine:
 
     def open(self, data: DatasetFunction, *, share: Sharing, step: int, batches: int) -> None:
         """Creates each worker's iterator on the worker; a restarted worker creates its own again."""
+        self._share, self._done = share, step
+        self._start(step)
         self._reopen = partial(self.open, data, share=share, step=step, batches=batches)
         self._context.seeds.start_at(step)
         self._read = Consumed(data, batches)
-        self._share, self._done = share, step
         self._divide = partial(self._divide_data, data, share)
         self._divide()
+
+    def _start(self, step: int) -> None:
+        """Lets go of workers that have left since the engine was made.
+
+        Raises:
+            TrainingError: the training cannot do without them.
+        """
+        before = self.workers
+        self._workers.start()
+        if self.workers == before:
+            return
+        if refusal := self._why_not(self.workers):
+            raise TrainingError(refusal.reason, code=refusal.code, hint=refusal.hint)
+        if self.synchronous:
+            self._resize(step)
 
     def _divide_data(self, data: DatasetFunction, share: Sharing) -> None:
         """Divides the data that no worker has consumed yet among the workers of now."""
@@ -306,11 +327,15 @@ class ParameterServerEngine:
             if self._workers.indices == before:
                 return False
             self._read.batches += -self._read.batches % self.workers  # a step of theirs begins there
-            self._resized[self._context.worker_count] = self._updates
-            self._context.seeds.resize(step, self.workers)
-            self._context = self._context_for(self.workers)
-            self._updates = self._resized.get(self.workers) or self._updates.resized(self._context)
+            self._resize(step)
         return True
+
+    def _resize(self, step: int) -> None:
+        """Goes on with the updates of as many workers as there are now."""
+        self._resized[self._context.worker_count] = self._updates
+        self._context.seeds.resize(step, self.workers)
+        self._context = self._context_for(self.workers)
+        self._updates = self._resized.get(self.workers) or self._updates.resized(self._context)
 
     def _context_for(self, workers: int) -> ParameterServerContext:
         """The model on its cluster when it has another number of workers."""

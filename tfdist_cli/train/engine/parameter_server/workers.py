@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist_cli.protocol.records import emit
 from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import keep_alive
-from tfdist_cli.train.cluster.membership import LEAVE, Membership, Refusal, Request, last_worker
+from tfdist_cli.train.cluster.membership import LEAVE, Membership, Refusal, Request, Requests, last_worker, next_request
 from tfdist_cli.train.cluster.shared_memory.tensors import meeting
 from tfdist_cli.train.engine.base import Pause, WorkersLost
 from tfdist_cli.train.tf_compat.coordinator import (
@@ -96,6 +96,8 @@ class Workers(Sequence[Any]):
         self._data: WorkerData | None = None
         self._leaving: deque[Request] = deque()
         self._ready: deque[_Newcomer] = deque()
+        self._prepared: set[Request] = set()
+        """The requests of those that are ready, or will be."""
         self._changes = threading.Lock()
         """Held while a worker is added to TensorFlow's cluster, or removed."""
         self._added: dict[int, Any] = {}
@@ -103,6 +105,7 @@ class Workers(Sequence[Any]):
         self._joined: dict[str, Request] = {}
         """Workers that have joined, and have not finished an execution yet."""
         self._begun = False
+        self._drop_gone()
         self._why_not: Callable[[int], Refusal | None] = lambda _: None
         self._prepare: Prepare | None = None
         self._ps: Sequence[str] = ()
@@ -177,6 +180,29 @@ class Workers(Sequence[Any]):
         """The workers' names."""
         return [f"worker:{index}" for index in self.indices]
 
+    @property
+    def are_current(self) -> bool:
+        """Whether none of them has left the cluster while no training ran."""
+        return not self._gone()
+
+    def _gone(self) -> list[Any]:
+        members = {task.index for task in self._membership.members}
+        return [worker for worker in self._active if self._elastic and worker.worker_index not in members]
+
+    def start(self) -> None:
+        """A training is about to begin: workers that have left while none ran are let go of."""
+        if self._elastic:
+            self._membership.start()
+            self._drop_gone()
+
+    def _drop_gone(self) -> None:
+        """Lets go of them in this thread: a function that is traced meanwhile would be sent to them, too."""
+        for worker in self._gone():
+            self._active.remove(worker)
+            finished = retire_worker(self._coordinator, worker, None)
+            _await_last_function(worker, finished)
+            self._drop(worker, TaskId(next(iter(self._membership.members)).role, worker.worker_index))
+
     def begin(self, why_not: Callable[[int], Refusal | None], prepare: Prepare | None = None) -> None:
         """The training has begun; from now on other workers may join it.
 
@@ -192,12 +218,14 @@ class Workers(Sequence[Any]):
         emit("elastic", joins=refusal is None, **why)
         self._membership.begin(refusal)
         if refusal is None:
-            threading.Thread(target=self._handle_requests, name="tfdist-membership", daemon=True).start()
+            threading.Thread(
+                target=self._handle_requests, args=(self._membership.requests,), name="tfdist-membership", daemon=True
+            ).start()
 
     def end(self) -> None:
         """The training has ended; the workers stay as they are."""
-        if self._begun:
-            self._begun = False
+        self._begun = False
+        if self._elastic:
             self._membership.end()
         self._data = None  # the data may be large, and a worker that is started again has nothing to open
 
@@ -214,10 +242,13 @@ class Workers(Sequence[Any]):
         """
         self._goes_on.clear()
         while self._leaving:
-            self._let_go(self._leaving.popleft())
+            request = self._leaving.popleft()
+            if self._membership.is_pending(request):
+                self._let_go(request)
         taken = []
         while self._ready:
             newcomer = self._ready.popleft()
+            self._prepared.discard(newcomer.request)
             if self._membership.is_pending(newcomer.request):
                 taken.append(self._take(newcomer))
             else:
@@ -278,8 +309,7 @@ class Workers(Sequence[Any]):
 
     def _finish(self, request: Request, worker: Any, finished: threading.Event) -> None:
         """Waits for the last function of a worker that leaves, in a thread of its own."""
-        while not finished.wait(_CHECK_SECONDS) and not is_dead(worker):
-            pass
+        _await_last_function(worker, finished)
         # An update of TensorFlow's cluster makes the ps compile again what they do not run just then.
         while self._prepare and self._begun and not self._goes_on.wait(_CHECK_SECONDS):
             pass
@@ -300,12 +330,12 @@ class Workers(Sequence[Any]):
             except tf.errors.OpError as error:
                 log.debug("the cluster is updated later: %s", error)
 
-    def _handle_requests(self) -> None:
+    def _handle_requests(self, requests: Requests) -> None:
         """Runs in a thread as long as the training."""
-        while (request := self._membership.requests.get()) is not None:
-            self._handle(request)  # while the thread waits, it refers to no data that may be closed
+        while (request := requests.get()) is not None:
+            self._handle(request, requests)  # while the thread waits, it refers to no data that may be closed
 
-    def _handle(self, request: Request | None) -> None:
+    def _handle(self, request: Request | None, requests: Requests) -> None:
         """Prepares for the worker that asks, and for those that ask meanwhile."""
         newcomers: list[_Newcomer] = []
         leaving: list[Request] = []
@@ -314,16 +344,12 @@ class Workers(Sequence[Any]):
                 leaving.append(request)
             elif newcomer := self._newcomer(request):
                 newcomers.append(newcomer)
-            request = self._companion()
+            request = next_request(requests, _COMPANION_SECONDS if self._prepare else 0)  # one preparation is enough
             if request is None:
                 self._prepare_for(newcomers, leaving)
-                request = self._membership.next_request(0)  # asked meanwhile
+                request = next_request(requests, 0)  # asked meanwhile
         self._ready.extend(newcomers)
         self._leaving.extend(leaving)
-
-    def _companion(self) -> Request | None:
-        """Returns a request that comes together with another one: one preparation is enough for both."""
-        return self._membership.next_request(_COMPANION_SECONDS if self._prepare else 0)
 
     def _prepare_for(self, newcomers: Sequence[_Newcomer], leaving: Sequence[Request]) -> None:
         gone = {request.task.index for request in [*self._leaving, *leaving]}
@@ -335,8 +361,12 @@ class Workers(Sequence[Any]):
 
     def _newcomer(self, request: Request) -> _Newcomer | None:
         """Lets a worker open its data; None if it does not ask any more, or cannot join."""
-        joined = self._join(request) if self._membership.is_pending(request) else None
+        if request in self._prepared or not self._membership.is_pending(request):
+            return None
+        self._prepared.add(request)
+        joined = self._join(request)
         if isinstance(joined, Refusal):
+            self._prepared.discard(request)
             log.warning("%s cannot join: %s", request.task, joined.reason)
             emit("join_refused", worker=str(request.task), reason=joined.reason, code=joined.code)
             self._membership.refuse(request, joined)
@@ -402,6 +432,11 @@ class Workers(Sequence[Any]):
 
     def _lost(self) -> list[int]:
         return [worker.worker_index for worker in self._active if is_dead(worker)]
+
+
+def _await_last_function(worker: Any, finished: threading.Event) -> None:
+    while not finished.wait(_CHECK_SECONDS) and not is_dead(worker):
+        pass
 
 
 def _is_true(answer: Any, worker: Any) -> bool:
