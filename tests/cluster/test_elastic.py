@@ -24,13 +24,15 @@ class Elastic:
         tasks: a cluster of four workers.
         folder: for the file that ends the training.
         each_batch: whether a callback acts on each batch.
+        argv: another program to run.
         updates: the update rule.
     """
 
-    def __init__(self, tasks, folder, *, each_batch=False, **updates):
+    def __init__(self, tasks, folder, *, each_batch=False, argv=None, **updates):
         self.tasks = tasks
         self._file = folder / "enough"
-        self._argv = program("elastic.py", self._file, json.dumps(updates), *["each batch"] * each_batch)
+        own = program("elastic.py", self._file, json.dumps(updates), *["each batch"] * each_batch)
+        self._argv = argv or own
         threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
         self._env = threads | {
             "TFDIST_RECORDS": "1",
@@ -175,3 +177,21 @@ def test_who_is_not_taken_is_told_why(cluster, tmp_path):
     training.start("worker:0", workers=2)
     iterations, step, steps, counted = training.finish()
     assert iterations >= step == sum(steps.values()) == counted
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.rotates(5, 1))])
+def test_a_worker_that_leaves_between_two_trainings_is_not_waited_for(mode, cluster, tmp_path):
+    file = tmp_path / "go on"
+    training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path, argv=program("elastic_fits.py", mode, file))
+    training.tasks.await_text("chief:0", "trained")
+    assert training.ends("worker:1") == 0
+    file.touch()
+    ended = training.tasks.finish()
+    assert {task: one.code for task, one in ended.items() if one.code} == {}, training.tasks.outputs()
+    steps = 2 * 480 // 16
+    assert ended["chief:0"].out.split() == [
+        "trained",
+        str(2 * steps if mode == "async" else steps // 2 + steps),
+        "True",
+    ]
+    assert list(training.records("workers")[-1]["workers"]) == ["worker:0"]

@@ -13,7 +13,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import BATCH, CLASSES, FEATURES, assert_same, batches, classes, classifier
 from tests.support.python_data import Rows, generated
-from tfdist_cli.errors import TrainingError
+from tfdist_cli.errors import TrainingError, UsageError
 from tfdist_cli.train.engine import fallback
 from tfdist_cli.train.optimizers.registry import KERNELS, Kernel
 
@@ -221,3 +221,16 @@ def test_steps_that_do_not_divide_the_data_are_warned_of(logged):
     assert logging.WARNING not in logged()
     assert tfdist.fit(classifier(), batches(), steps_per_epoch=4, epochs=2).epoch == [0, 1]
     assert logging.WARNING in logged()
+
+
+def test_a_training_within_a_training_is_refused_and_an_evaluation_is_not():
+    model, other, found = classifier(), classifier(), []
+
+    def called(epoch, logs):
+        found.append(tfdist.evaluate(other, batches())["loss"] > 0)
+        with raises(UsageError, "training-runs"):
+            tfdist.fit(other, batches())
+
+    tfdist.fit(model, batches(), callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=called)])
+    assert found == [True]
+    tfdist.fit(other, batches())

@@ -31,6 +31,7 @@ log = logging.getLogger("tfdist")
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 """The errors of operations on a task that is lost; the second and the third one may have other causes."""
+_TRAINING = "tfdist.fit"
 _running: list[str] = []
 """The call of tfdist that this process is in, if it uses all tasks."""
 
@@ -40,36 +41,40 @@ def all_tasks_used(context: ClusterContext, call: str) -> Iterator[None]:
     """The context of a call that uses all tasks.
 
     Where all tasks compute each step together, a second one, by a callback, is rejected: callbacks run on the chief
-    alone, so that the other tasks would not take part in it.
+    alone, so that the other tasks would not take part in it. A training within a training is rejected everywhere.
 
     Args:
         context: this process in its cluster.
         call: the name of the function, for the message.
 
     Raises:
-        UsageError: this process is in such a call.
+        UsageError: it is rejected.
         TaskLost: a ps has exited, or does not answer.
     """
-    if not context.environment.traits.together:
-        try:
-            yield
-        except _LOST as error:
-            if name := lost_ps(error) or _unreachable_ps(context):
-                raise _lost(name, error) from error
-            raise
-        return
-    if _running:
+    together = context.environment.traits.together
+    if _running and together:
         raise UsageError(
             f"{call} in a callback of {_running[0]}: it needs all tasks, and callbacks run on the chief only",
             code="call-needs-all-tasks",
             hint="call it on every task after the training; in a callback, use model.evaluate or model.predict, which "
             "run in the chief alone",
         )
+    if call == _TRAINING and call in _running:
+        raise UsageError(
+            f"{call} while another {call} of this process runs: it trains one model at a time",
+            code="training-runs",
+            hint="call it after the other training, or in another process",
+        )
     _running.append(call)
     try:
         yield
+    except _LOST as error:
+        name = "" if together else lost_ps(error) or _unreachable_ps(context)
+        if name:
+            raise _lost(name, error) from error
+        raise
     finally:
-        _running.clear()
+        _running.remove(call)
 
 
 def _unreachable_ps(context: ClusterContext) -> str:
