@@ -1,5 +1,6 @@
 """Operations let workers and ps make exchanges; this process is both."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -131,3 +132,14 @@ def test_what_has_ended_is_dropped(exchanges):
     assert not process._free
     Exchanges(["CPU:0"], Layout(LAYOUT.values[:1], LAYOUT.gradients[:1], LAYOUT.report))
     assert [each.is_closed for each in process._of_ps.values()] == [False]
+
+
+def test_exchanges_that_nobody_uses_are_closed_when_others_are_opened(exchanges):
+    unused = Exchanges(["CPU:0"], Layout(LAYOUT.values[:1], LAYOUT.gradients[:1], LAYOUT.report))
+    of_ps = exchange_operations._process._of_ps[unused._ps[0].tobytes()]
+    del unused
+    gc.collect()
+    before = of_ps.is_closed
+    exchange_operations.close_unused()
+    assert (before, of_ps.is_closed) == (False, True)
+    assert not any(each.is_closed for each in exchange_operations._process._of_ps.values() if each is not of_ps)

@@ -40,7 +40,7 @@ class FakeCluster:
         patch.setattr(workers, "running_cluster", lambda _: self)
         patch.setattr(workers, "create_worker", lambda _, index: self.worker(index))
         patch.setattr(workers, "admit_worker", lambda _, worker: self.admitted.append(worker.worker_index))
-        patch.setattr(workers, "retire_worker", lambda *_: self.retired)
+        patch.setattr(workers, "retire_worker", self._retire)
         patch.setattr(workers, "set_iterator", lambda iterators, index, opened: iterators.update({index: opened}))
         patch.setattr(workers, "is_dead", lambda worker: worker.worker_index in self.lost)
         patch.setattr(workers, "wait_for", lambda remote, seconds: remote.ready.wait(seconds))
@@ -50,6 +50,10 @@ class FakeCluster:
 
     def worker(self, index):
         return SimpleNamespace(worker_index=index, stop=lambda: None)
+
+    def _retire(self, _coordinator, worker, _iterators):
+        self.workers = [each for each in self.workers if each is not worker]
+        return self.retired
 
     def add(self, index, address, lost):
         if self.failures:
@@ -298,6 +302,8 @@ def test_a_worker_that_left_while_no_training_ran_is_let_go_when_the_next_one_st
     assert training.are_current
     await_true(lambda: cluster.removed == [(2, [])])
     assert Workers(None, state).indices == (0,)
+    cluster.workers.append(cluster.worker(1))  # it has joined the training of another model
+    assert not training.are_current
 
 
 def test_a_worker_whose_leave_was_granted_by_the_end_of_a_training_leaves_once(cluster, state):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from functools import cache
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -138,6 +139,37 @@ def register() -> None:
     _process.register()
 
 
+_opened: list[tuple[weakref.ref[Exchanges], Callable[[], None]]] = []
+"""All exchanges, each with a function that closes them."""
+
+
+def close_unused() -> None:
+    """Lets ps and workers free the memory of exchanges that are not used any more, since their model is gone.
+
+    It is called now and then by the thread that uses TensorFlow: a finalizer may run in any thread at any time.
+    """
+    for entry in list(_opened):
+        used, close = entry
+        if used() is None:
+            _opened.remove(entry)
+            close()
+
+
+def _on_each_ps(name: str, devices: Sequence[str], ps: np.ndarray) -> Any:
+    """Returns a function that calls an operation of the exchanges on each ps."""
+
+    def call() -> None:
+        for own, device in zip(ps, devices, strict=True):
+            with tf.device(device):
+                unordered(call_registered(name, [own], [tf.bool]))
+
+    return tf.function(call, autograph=False).get_concrete_function()
+
+
+def _close(devices: Sequence[str], ps: np.ndarray) -> None:
+    _on_each_ps(_CLOSE, devices, ps)()
+
+
 class Exchanges:
     """The operations of exchanges with the same arrays, and the ps that take part.
 
@@ -147,21 +179,15 @@ class Exchanges:
     """
 
     def __init__(self, devices: Sequence[str], layout: Layout) -> None:
-        self._devices, self._layout = devices, layout
+        close_unused()
+        self._layout = layout
         self._packed = layout.packed
-        # Called once or twice each: TensorFlow would warn of many functions that are traced and hardly called.
-        self._on_each_ps = cache(self._function_on_each_ps)
         opened = tf.function(lambda: layout.opened_on(devices, _OPEN), autograph=False)
         self._ps = opened.get_concrete_function()().numpy()
         """The identities of all ps, uint8, shape (ps, bytes)."""
-
-    def _function_on_each_ps(self, name: str) -> Any:
-        def call() -> None:
-            for number, device in enumerate(self._devices):
-                with tf.device(device):
-                    unordered(call_registered(name, [self._ps[number]], [tf.bool]))
-
-        return tf.function(call, autograph=False).get_concrete_function()
+        # Called once or twice each: TensorFlow would warn of many functions that are traced and hardly called.
+        self._on_each_ps = cache(partial(_on_each_ps, devices=devices, ps=self._ps))
+        _opened.append((weakref.ref(self), partial(_close, devices, self._ps)))
 
     def end(self) -> None:
         """Ends what each ps waits for in `take`."""

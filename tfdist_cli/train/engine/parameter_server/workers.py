@@ -182,8 +182,8 @@ class Workers(Sequence[Any]):
 
     @property
     def are_current(self) -> bool:
-        """Whether none of them has left the cluster while no training ran."""
-        return not self._gone()
+        """Whether they are those of the cluster: while they did not train, none has left, and none has joined."""
+        return not self._gone() and set(map(id, workers_of(self._coordinator))) == set(map(id, self._active))
 
     def _gone(self) -> list[Any]:
         members = {task.index for task in self._membership.members}
