@@ -4,11 +4,11 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, OthersMemory, OwnMemory, Place, Region
 
 PROCESS = """
@@ -85,17 +85,17 @@ def test_bytes_outside_of_the_memory_are_refused(own, place):
 
 
 def test_no_descriptor_of_memory_that_there_is_no_room_for_is_left(own):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = opened()
     with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
         Region.new(1 << 62)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not opened() - before
 
 
 def test_no_descriptor_is_left(own):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = opened()
     memory = OwnMemory()
     memory.write(0, [[np.zeros(3 << 20, np.uint8)]])
     reader = OthersMemory.opened(memory.identity)
     memory.close()
     del reader
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not opened() - before
