@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tfdist_cli.spec.sections.updates import Updates
@@ -10,7 +11,7 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine import select
 from tfdist_cli.train.engine.base import Rules
-from tfdist_cli.train.engine.select import select_engine
+from tfdist_cli.train.engine.select import agree, select_engine
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,14 @@ def test_the_chief_of_mirrored_workers_says_what_it_ignores(rules, lines, chief,
     context = ClusterContext(environment, None)
     assert select_engine(context, None, None, Rules(**rules)) == "the engine"
     assert len(log) == lines * chief
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
+@pytest.mark.parametrize(("own", "other"), [(True, True), (True, False), (False, True), (False, False)])
+def test_mirrored_tasks_decide_together_and_a_chief_alone(strategy, own, other, monkeypatch):
+    members = [TaskId("worker", index) for index in range(2)]
+    environment = SimpleNamespace(strategy=strategy, traits=STRATEGIES[strategy], members=members, task=members[0])
+    summing = SimpleNamespace(total=lambda votes: votes + np.array([float(other)]))
+    monkeypatch.setattr(select, "Collectives", lambda *_: summing)
+    together = strategy == "multi_worker_mirrored"
+    assert agree(ClusterContext(environment, None), own) == (own and (other or not together))

@@ -213,6 +213,7 @@ class TrainingLoop:
             )
             if not self._is_within_epoch():
                 self._restore_state()
+        self._engine.share_changes()  # of the state that was restored
         self._policy.after_resume(epoch_complete=self._is_epoch_complete())
         return position
 
