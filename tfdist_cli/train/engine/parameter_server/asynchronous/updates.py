@@ -284,10 +284,21 @@ class AsynchronousUpdates:
             raise_cause(error)
 
     def _raise_failure_of_ps(self, error: Exception) -> None:
-        """Raises the error of a ps that answers no more, if a worker's error follows from it."""
-        if self._messages is not None and is_not_answered(error):
-            with contextlib.suppress(queue.Empty):
-                raise_cause(self._messages.get(timeout=_CAUSE_SECONDS))
+        """Raises the error of a ps that answers no more, if a worker's error follows from it.
+
+        The functions of the other ps are cancelled then, which may be reported first.
+        """
+        cancelled = isinstance(getattr(error, "original_exception", None) or error, tf.errors.CancelledError)
+        if self._messages is None or not (cancelled or is_not_answered(error)):
+            return
+        found: list[Exception] = []
+        while all(isinstance(each, tf.errors.CancelledError) for each in found):
+            try:
+                found.append(self._messages.get(timeout=_CAUSE_SECONDS))
+            except queue.Empty:
+                break
+        if found:
+            raise_cause(found[-1])
 
 
 def _cause(schedule: Schedule, cancelled: Exception) -> Exception:
