@@ -7,7 +7,6 @@ chief, `iterations` is an atomic addition, and seeds follow from the step's numb
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
