@@ -314,12 +314,13 @@ def _with_and_without(name: str, title: str, side: Side, what: str, works: tuple
 
 
 def _limits() -> dict[str, Contest]:
-    """Returns contests of Keras alone: one process for each worker, which exchange nothing, against one process.
+    """Returns contests of one process for each worker, which exchange nothing, against one process of Keras.
 
-    Workers that take Keras's own steps on these cores cannot be faster. `limit_async` counts the batches of all
-    processes, `limit_sync` the steps of one of them.
+    Workers that take the same steps on these cores cannot be faster. `limit_async` counts the batches of all processes,
+    `limit_sync` the steps of one of them. Both are of Keras's own steps, those with `own_` of tfdist's.
     """
     contests = {}
+    single = PLACEMENTS["single"]
     for key, size in SIZES.items():
         if size.kind == "table" or key in STAGED:
             continue
@@ -328,11 +329,12 @@ def _limits() -> dict[str, Contest]:
                 continue
             peer = _peer("keras", key, placement)
             batches = 1 if placement.together else placement.workers
-            own = replace(_peer("keras", key, PLACEMENTS["single"]), roles={"worker": placement.workers})
             title = f"{size.title}: {placement.workers} processes that exchange nothing"
-            ours = replace(own, name="Keras 3 `Model.fit`", batches=batches)
-            full = f"{key}:limit_{name.removeprefix('ps_')}:keras"
-            contests[full] = Contest(full, title, ours, peer)
+            for prefix, alone in (("", _peer("keras", key, single)), ("own_", _ours(key, "single", apart=True))):
+                own = alone.name.removesuffix(", one process")
+                ours = replace(alone, name=own, roles={"worker": placement.workers}, batches=batches)
+                full = f"{key}:{prefix}limit_{name.removeprefix('ps_')}:keras"
+                contests[full] = Contest(full, title, ours, peer)
     return contests
 
 

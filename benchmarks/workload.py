@@ -38,6 +38,7 @@ class Workload:
         onednn: whether TensorFlow uses oneDNN, or Eigen alone. Its default depends on the processor.
         micro_batches: the parts of a batch that tfdist sends through the stages of a model.
         balance: what these stages have equal amounts of; None for tfdist's default.
+        apart: whether each task of tfdist trains a model of its own, as each process of Keras does.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Workload:
     onednn: bool = True
     micro_batches: int = 1
     balance: Literal["bytes", "time"] | None = None
+    apart: bool = False
 
     @property
     def size(self) -> Size:
@@ -68,6 +70,11 @@ class Workload:
     def as_environment(self) -> dict[str, str]:
         """Returns the variable that `read` reads, and that of TensorFlow's kernels."""
         return {ENVIRONMENT: json.dumps(asdict(self)), ONEDNN: str(int(self.onednn))}
+
+
+def take_task_index() -> int:
+    """Returns this task's index, and lets TensorFlow and tfdist know of no cluster."""
+    return int(json.loads(os.environ.pop("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"])
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,13 @@
 """Keras 3's own `Model.fit`. Each task of a cluster trains a model of its own, and the first reports."""
 
-import json
-import os
-
 import keras
 
 from benchmarks.programs.batches import batches
 from benchmarks.programs.models import compiled
-from benchmarks.workload import FOREVER, Stopwatch, Workload
+from benchmarks.workload import FOREVER, Stopwatch, Workload, take_task_index
 
 workload = Workload.read()
-task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
-stopwatch = Stopwatch(workload, reports=task["index"] == 0)
+stopwatch = Stopwatch(workload, reports=take_task_index() == 0)
 model = compiled(
     keras,
     workload.size,

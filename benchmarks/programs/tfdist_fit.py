@@ -1,4 +1,4 @@
-"""tfdist with Keras 3: the same program on every task of a cluster of either kind, and in one process."""
+"""tfdist with Keras 3: the same program on every task of a cluster of either kind, in one process, or several apart."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import keras
 import tfdist_cli as tfdist
 from benchmarks.programs.batches import batches
 from benchmarks.programs.models import compiled
-from benchmarks.workload import FOREVER, Stopwatch, Workload
+from benchmarks.workload import FOREVER, Stopwatch, Workload, take_task_index
 
 workload = Workload.read()
-stopwatch = Stopwatch(workload, reports=tfdist.is_chief())
+stopwatch = Stopwatch(workload, reports=take_task_index() == 0 if workload.apart else tfdist.is_chief())
 
 shard = tfdist.ShardRule() if workload.spread is None else tfdist.ShardRule(min_bytes=workload.spread)
 balance: dict[str, Any] = {} if workload.balance is None else {"balance": workload.balance}

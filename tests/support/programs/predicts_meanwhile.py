@@ -1,4 +1,5 @@
-"""Predicts on parameter servers, and waits within it until OUT/go, a pipe, has been written to. Then it trains.
+"""Predicts on parameter servers, and waits within it until OUT/go, a pipe, has been written to. Then it trains and
+predicts again.
 
 predicts_meanwhile.py OUT
 
@@ -35,8 +36,11 @@ with tfdist.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 X = np.random.default_rng(0).normal(size=(997, 3)).astype(np.float32)
+data = tf.data.Dataset.from_tensor_slices(X).batch(5)
 with mock.patch.object(Stream, "take", watched):
-    predicted = tfdist.predict(model, tf.data.Dataset.from_tensor_slices(X).batch(5))
+    predicted = tfdist.predict(model, data)
 difference = float(np.abs(predicted - model.predict(X, verbose=0)).max())
 tfdist.fit(model, X[:96], X[:96, 0], steps_per_execution=1)
+again = tfdist.predict(model, data)
+difference = max(difference, float(np.abs(again - model.predict(X, verbose=0)).max()))
 print(json.dumps([len(predicted), difference, int(model.optimizer.iterations)]))

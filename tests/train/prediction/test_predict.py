@@ -88,7 +88,7 @@ def test_embeddings_read_their_rows_if_only_lookups_read_the_table(mode):
         tables[0].quantize(mode)
     data = tf.data.Dataset.from_tensor_slices(np.random.default_rng(1).integers(-500, 500, (33, 4))).batch(8)
     function = PredictionFunction(model, data.element_spec, tables_bytes=1000)
-    batches, predicted = function.compiled(9)(iter(data))
+    batches, predicted = function.compiled(iter(data), tf.constant(9, tf.int64))
     assert int(batches) == 5
     assert_same(predicted.numpy(), model.predict(data, verbose=0))
     by_rows = {table.path for table in function._tables.tables}
@@ -97,22 +97,22 @@ def test_embeddings_read_their_rows_if_only_lookups_read_the_table(mode):
 
 
 def test_one_process_reads_the_rows_of_tables_that_training_has_changed(monkeypatch):
-    functions = []
-    compiled = PredictionFunction.compiled
+    made = []
+    init = PredictionFunction.__init__
 
-    def recorded(self, most):
-        functions.append(compiled(self, most))
-        return functions[-1]
+    def recorded(self, *args, **given):
+        init(self, *args, **given)
+        made.append(self)
 
-    monkeypatch.setattr(PredictionFunction, "compiled", recorded)
+    monkeypatch.setattr(PredictionFunction, "__init__", recorded)
     large, small = layers.Embedding(40_000, 8), layers.Embedding(50, 8)
     ids = keras.Input((2,), dtype="int32")
     model = keras.Model(ids, layers.Add()([large(ids), small(ids)]))
     large.embeddings.value.scatter_add(tf.IndexedSlices(tf.ones([1, 8]), tf.constant([7])))
     data = np.array([[7, 8], [-1, 0], [49, 7]])
     np.testing.assert_array_equal(tfdist.predict(model, data, batch_size=2), model(data))
-    (function,) = functions
-    graph = function.get_concrete_function().graph
+    (function,) = made
+    graph = function.compiled.get_concrete_function().graph
     captured = {id(inner): outer for outer, inner in graph.captures}
     read = [captured[id(op.inputs[0])] for op in graph.get_operations() if op.type == "ReadVariableOp"]
     assert [each is small.embeddings.value.handle for each in read] == [True]

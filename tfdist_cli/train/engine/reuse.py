@@ -52,6 +52,40 @@ def type_of(element_spec: Any) -> tuple[Any, list[str]]:
 
 
 @dataclass(frozen=True)
+class TracedParts:
+    """The parts of a model that a function was traced from.
+
+    Args:
+        objects: they are compared by identity.
+        trained: of each layer, whether it is trained.
+    """
+
+    objects: list[Any] = field(repr=False)
+    trained: list[bool]
+
+    @classmethod
+    def of(cls, model: keras.Model, *objects: Any) -> TracedParts:
+        """Returns those of a model now.
+
+        Args:
+            model: the model.
+            objects: others than what `compile` has made, its layers and their variables.
+        """
+        layers = layers_of(model)
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        trained = [bool(layer.trainable) for layer in layers]
+        return cls([compiled_as(model), *objects, *variables, *layers], trained)
+
+    def are(self, now: TracedParts) -> bool:
+        """Whether they are those of another moment."""
+        return (
+            self.trained == now.trained
+            and len(self.objects) == len(now.objects)
+            and all(own is other for own, other in zip(self.objects, now.objects, strict=True))
+        )
+
+
+@dataclass(frozen=True)
 class LastTraining:
     """The last training or evaluation of a model.
 
@@ -60,14 +94,14 @@ class LastTraining:
         step: the model's step.
         traits: what its functions were traced from.
         strategy: the strategy that it ran with.
-        model: the parts of the model that they were traced from, see `_parts_of`.
+        model: the parts of the model that they were traced from.
     """
 
     engine: Engine
     step: ModelStep
     traits: TrainingTraits
     strategy: Any
-    model: tuple[list[Any], list[bool]] = field(repr=False)
+    model: TracedParts
 
     @classmethod
     def of(cls, engine: Engine, step: ModelStep, traits: TrainingTraits, strategy: Any) -> LastTraining:
@@ -80,15 +114,7 @@ class LastTraining:
 
     def is_of(self, model: keras.Model, strategy: Any) -> bool:
         """Whether the model and the workers are those that the functions were made for: they can evaluate it."""
-        objects, trained = _parts_of(model)
-        before, trained_before = self.model
-        return (
-            self.strategy is strategy
-            and self.engine.is_current
-            and trained == trained_before
-            and len(objects) == len(before)
-            and all(own is other for own, other in zip(objects, before, strict=True))
-        )
+        return self.strategy is strategy and self.engine.is_current and self.model.are(_parts_of(model))
 
     def suits(self, model: keras.Model, traits: TrainingTraits, strategy: Any) -> bool:
         """Whether its functions are those of another training, too."""
@@ -102,13 +128,9 @@ def take_last_training(model: keras.Model) -> LastTraining | None:
     return last
 
 
-def _parts_of(model: keras.Model) -> tuple[list[Any], list[bool]]:
-    """Returns the objects that a model's functions are traced from, and which of its layers are trained."""
+def _parts_of(model: keras.Model) -> TracedParts:
     optimizer = model.optimizer
-    layers = layers_of(model)
-    variables = [*model.trainable_variables, *model.non_trainable_variables, *model.metrics_variables]
     rates = [learning_rate(inner) for inner in leaf_optimizers(optimizer)]
-    made = [compiled_as(model), model.train_function]  # `model.make_train_function(force=True)` asks for a new trace
-    return [*made, optimizer, *rates, *optimizer.variables, *variables, *layers], [
-        bool(layer.trainable) for layer in layers
-    ]
+    # `model.make_train_function(force=True)` asks for a new trace
+    made = [model.train_function, optimizer, *rates, *optimizer.variables, *model.metrics_variables]
+    return TracedParts.of(model, *made)

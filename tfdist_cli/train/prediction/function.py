@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -68,18 +69,19 @@ class PredictionFunction:
         self.outputs = self._traced_outputs()
         """The outputs, as `tf.TensorSpec`s in the structure that the model returns."""
 
-    def compiled(self, most: int) -> Any:
-        """Returns a `tf.function` of an iterator that predicts the next batches.
+    @cached_property
+    def compiled(self) -> Any:
+        """A `tf.function` that predicts the next batches.
 
-        Its results are the number of batches that were read, int64, shape (), and each output of all their examples.
-
-        Args:
-            most: the most batches to read.
+        Its arguments are an iterator, and the most batches to read, int64, shape (). Its results are the number of
+        batches that were read, int64, shape (), and each output of all their examples.
         """
         specs = tf.nest.flatten(self.outputs)
 
-        @tf.function(autograph=False, input_signature=[tf.data.IteratorSpec(self._input_spec)])
-        def predict(iterator: Any) -> list[tf.Tensor]:
+        signature = [tf.data.IteratorSpec(self._input_spec), tf.TensorSpec([], tf.int64)]
+
+        @tf.function(autograph=False, input_signature=signature)
+        def predict(iterator: Any, most: tf.Tensor) -> list[tf.Tensor]:
             predict_batch = self._reading_once()
 
             def body(optional: Any, done: tf.Tensor, *arrays: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from tfdist_cli.train.data.python_data.dataset_function import PythonData
 from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
+from tfdist_cli.train.prediction.reuse import last_or_new
 
 WORD = 8
 """Bytes of the integers in which predictions are sent."""
@@ -29,8 +31,9 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
     # TensorFlow copies a table whose rows training has changed, each time all of it is read. GPUs do so in little time.
     least = None if tf.config.list_logical_devices("GPU") else EmbeddingRule().min_bytes
     with context.strategy.scope():
-        function = PredictionFunction(model, groups.input_spec, least)
-        predict = function.compiled(groups.size)
+        make = partial(PredictionFunction, model, groups.input_spec, least)
+        function = last_or_new(model, groups.input_spec, [context.strategy], make)
+        most = tf.constant(groups.size, tf.int64)
     sums = sum_of_tasks(context)
     if groups.count > 1 and not isinstance(groups.function, PythonData):
         data = {"data to predict": lambda _: groups.function(Shard())}
@@ -40,7 +43,7 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
     def predicted() -> list[tf.Tensor]:
         """The next group of this task: the number of its batches, and the outputs."""
         with context.strategy.scope(), context.computing():
-            return predict(iterator)
+            return function.compiled(iterator, most)
 
     found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, sums, function)
     return function.outputs, found

@@ -18,7 +18,8 @@ from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.model.compute_device import worker_device_scope
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
-from tfdist_cli.train.tf_compat.coordinator import clear_failure, reserve_function_table
+from tfdist_cli.train.prediction.reuse import last_or_new
+from tfdist_cli.train.tf_compat.coordinator import clear_failure, reserve_function_table, workers_of
 from tfdist_cli.train.tf_compat.data import calls_python
 from tfdist_cli.train.tf_compat.distribute import ps_devices
 
@@ -33,23 +34,26 @@ def predict_on_workers(context: ClusterContext, model: keras.Model, groups: Grou
     workers = Workers(coordinator, context.joins.membership if context.joins else None)
     reserve_function_table(ps_devices(context.strategy), workers.most)
     with context.strategy.scope():
-        function = PredictionFunction(model, groups.input_spec, EmbeddingRule().min_bytes, worker_device_scope())
-        predict = function.compiled(groups.size).get_concrete_function()
+        inputs = groups.input_spec
+        make = partial(PredictionFunction, model, inputs, EmbeddingRule().min_bytes, worker_device_scope())
+        function = last_or_new(model, inputs, [context.strategy, *workers_of(coordinator)], make)
+        predict = function.compiled.get_concrete_function()
     streams = [Stream(workers, place, partial(_opened, groups, place), predict) for place in range(groups.count)]
-    return function.outputs, _collected(streams)
+    return function.outputs, _collected(streams, groups.size)
 
 
-def _collected(streams: Sequence[Stream]) -> Iterator[Leaves]:
+def _collected(streams: Sequence[Stream], size: int) -> Iterator[Leaves]:
     """Yields the groups in order: stream s of n has groups s, s + n, s + 2·n … Each worker predicts one ahead."""
+    most = tf.constant(size, tf.int64)
     try:
         for group, stream in enumerate(streams):
-            stream.begin(group)
+            stream.begin(group, most)
         for group in itertools.count():
             stream = streams[group % len(streams)]
             batches, *leaves = stream.take()
             if not int(batches):
                 return
-            stream.begin(group + len(streams))
+            stream.begin(group + len(streams), most)
             yield [np.asarray(leaf) for leaf in leaves]
     except Exception as error:  # noqa: BLE001 it is raised again, or its cause
         raise_cause(error)
