@@ -22,7 +22,7 @@ roles: {{chief: {{}}, ps: {{replicas: 2}}, worker: {{replicas: 4}}}}
 {trains}
 """
 INTERPRETERS = """
-from tfdist_cli.cli.app import main
+from tfdist_cli.__main__ import main
 from tfdist_cli.launch.local import launcher as local
 
 local.can_fork = lambda argv, env: False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.ports import GIVEN_PORT
-from tfdist_cli.cli.app import main
+from tfdist_cli.__main__ import main
 from tfdist_cli.cli.console import console
 
 

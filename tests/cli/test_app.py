@@ -179,3 +179,22 @@ def test_an_error_of_another_file_keeps_its_traceback(monkeypatch):
 
 def test_no_colour_where_there_is_no_terminal(tfdist):
     assert "\x1b" not in tfdist("validate", "nowhere.yaml").err
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from tfdist_cli.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_during_the_imports_has_no_traceback():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

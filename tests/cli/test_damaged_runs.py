@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdist_cli.__main__ import main
 from tfdist_cli.cli import export
-from tfdist_cli.cli.app import main
 from tfdist_cli.cli.console import console
 from tfdist_cli.errors import UsageError
 

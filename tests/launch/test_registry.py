@@ -23,7 +23,7 @@ CLUSTER = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 3}}\n"
 WITH_TOY = """
 from tfdist_cli.spec.launchers import LAUNCHERS, LauncherTraits
 LAUNCHERS["toy"] = LauncherTraits("tests.launch.toy.launcher:ToyLauncher", summary="subprocesses")
-from tfdist_cli.cli.app import main
+from tfdist_cli.__main__ import main
 main()
 """
 PROGRAM = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from functools import wraps
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 import tfdist_cli
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.console.standard_output import checked_stdout
-from tfdist_cli.errors import ExitCode, TfdistError
+from tfdist_cli.errors import TfdistError
 from tfdist_cli.spec.path_scheme import refuse_scheme
 
 COMMANDS = {
@@ -133,14 +131,8 @@ def tfdist(
     """One YAML file, a TensorFlow cluster, a trained Keras 3 model."""
 
 
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Handles Ctrl-C where the command has no handler for SIGINT."""
-    sys.exit(ExitCode.INTERRUPTED)
-
-
 def main() -> None:
     """Runs `tfdist`. A TfdistError is printed without its traceback; any other exception is a bug and keeps it."""
-    signal.signal(signal.SIGINT, _interrupted)
     console.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
