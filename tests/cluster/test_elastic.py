@@ -39,7 +39,8 @@ class Elastic:
             "TFDIST_JOIN_ADDRESS": str(free_address()),
             "TFDIST_MAX_WORKERS": "4",
         }
-        self.start("chief:0", "ps:0", "worker:0", "worker:1", workers=2)
+        ps = [task for task in tasks.tasks if task.startswith("ps:")]
+        self.start("chief:0", *ps, "worker:0", "worker:1", workers=2)
         self.await_record("elastic", joins=True)
 
     def start(self, *names, workers, places=None):
@@ -130,7 +131,7 @@ SYNCHRONOUS = [
 
 @pytest.mark.parametrize("updates", SYNCHRONOUS, ids=str)
 def test_workers_that_step_together_join_and_leave_too(cluster, tmp_path, updates):
-    training = Elastic(cluster(chief=1, ps=1, worker=4), tmp_path, **updates)
+    training = Elastic(cluster(chief=1, ps=2, worker=4), tmp_path, **updates)
     training.start("worker:2", workers=3)
     joined = training.await_record("joined", worker="worker:2")
     training.await_steps("worker:2")

@@ -6,6 +6,7 @@ import weakref
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist_cli as tfdist
@@ -94,6 +95,18 @@ def test_another_type_of_batch_or_another_rule_is_traced(given):
     assert calls(model, layer) > 0
     assert calls(model, layer, **given) > 0
     assert calls(model, layer, **given) == 0
+
+
+def test_functions_that_run_eagerly_are_others():
+    model, layer = noted()
+    assert calls(model, layer) > 0
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert calls(model, layer) > 0
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert calls(model, layer) > 0
+    assert calls(model, layer) == 0
 
 
 def test_the_order_of_keys_in_a_batch_makes_no_difference():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import socket
 import threading
@@ -12,6 +13,35 @@ _WAKE = signal.SIGURG
 """Sent to the main thread. It is harmless where no handler is installed."""
 _AGAIN = 0.05
 """Seconds after which the main thread gets `_WAKE` again: it may have been about to wait."""
+_LOOK_SECONDS = 0.001
+"""How often it is looked whether a signal has another handler. A signal in between is lost."""
+
+
+class _Action:
+    """What a signal does in this process: a `struct sigaction`, whose first field is the handler.
+
+    Args:
+        number: the signal.
+    """
+
+    _BYTES = 512
+    """More than the structure has on any system."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._libc = ctypes.CDLL(None)
+        self._own = self._now()
+
+    def restore(self) -> None:
+        """Sets it again as it was when this object was made, if the handler is another one."""
+        pointer = ctypes.sizeof(ctypes.c_void_p)
+        if self._now()[:pointer] != self._own[:pointer]:
+            self._libc.sigaction(self._number, self._own, None)
+
+    def _now(self) -> bytes:
+        action = ctypes.create_string_buffer(self._BYTES)
+        self._libc.sigaction(self._number, None, action)
+        return action.raw
 
 
 @contextmanager
@@ -20,15 +50,22 @@ def sigterm_kept() -> Iterator[None]:
 
     The preemption notifier of TensorFlow's coordination service installs a handler, which Python does not know of. It
     notes the signal for those who ask, and the process continues: `kill`, a launcher or a scheduler could not end it.
-
-    In another thread than the main one, Python installs no handlers, and this does nothing.
+    TensorFlow then waits for other tasks. So a thread looks for it meanwhile.
     """
+    action, ended = _Action(signal.SIGTERM), threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            action.restore()
+
+    thread = threading.Thread(target=keep, name="tfdist-sigterm", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        handler = signal.getsignal(signal.SIGTERM)
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+        ended.set()
+        thread.join()
+        action.restore()
 
 
 @contextmanager

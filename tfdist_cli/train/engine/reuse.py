@@ -33,12 +33,14 @@ class TrainingTraits:
         rules: how gradients become updates.
         share: what each worker sees of the data.
         tracks_changes: whether dynamic tables record which rows change.
+        eagerly: whether TensorFlow runs functions eagerly: it runs none that was traced.
     """
 
     batch: tuple[Any, list[str]]
     rules: Rules
     share: Sharing
     tracks_changes: bool = False
+    eagerly: bool = field(default_factory=tf.config.functions_run_eagerly)
 
 
 def type_of(element_spec: Any) -> tuple[Any, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.model.assignments import Assignments, seeded_draws_only
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.embeddings import RowReads, rows_read_from_tables
-from tfdist_cli.train.model.train_step import values
+from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.tf_compat.functions import functions_inlined
 
 _Variables = list[tuple[keras.Variable, tf.Tensor]]
@@ -52,6 +52,7 @@ class PredictionFunction:
         tables_bytes: `Embedding` tables of at least so many bytes are read row by row, if only lookups read them; None
             for none.
         device_scope: the device scope in which the model is computed.
+        read: reads each of some variables once.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class PredictionFunction:
         input_spec: Any,
         tables_bytes: int | None = None,
         device_scope: DeviceScope = nullcontext,
+        read: Callable[[Sequence[keras.Variable]], Tensors] = values,
     ) -> None:
-        self._model = model
+        self._model, self._read = model, read
         self._input_spec = input_spec
         self._device_scope = device_scope
         self._tables = rows_read_from_tables(model, tables_bytes)
@@ -134,7 +136,7 @@ class PredictionFunction:
         """Returns a function that predicts a batch. The variables are read here, but for tables."""
         tables = self._tables
         variables = [each for each in self._model.variables if id(each) not in tables.variables]
-        held: _Variables = list(zip(variables, values(variables), strict=True))
+        held: _Variables = list(zip(variables, self._read(variables), strict=True))
 
         def predict_batch(batch: Any) -> Any:
             with ExitStack() as contexts:

@@ -14,8 +14,10 @@ import tensorflow as tf
 from tfdist_cli.spec.sections.updates import EmbeddingRule
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.engine.parameter_server.context import Stream, raise_cause
+from tfdist_cli.train.engine.parameter_server.transport import Transport
 from tfdist_cli.train.engine.parameter_server.workers import Workers
-from tfdist_cli.train.model.compute_device import worker_device_scope
+from tfdist_cli.train.model.compute_device import DeviceScope, worker_device_scope
+from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.prediction.function import Leaves, PredictionFunction
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.reuse import last_or_new
@@ -35,11 +37,18 @@ def predict_on_workers(context: ClusterContext, model: keras.Model, groups: Grou
     reserve_function_table(ps_devices(context.strategy), workers.most)
     with context.strategy.scope():
         inputs = groups.input_spec
-        make = partial(PredictionFunction, model, inputs, EmbeddingRule().min_bytes, worker_device_scope())
+        device_scope = worker_device_scope()
+        read = partial(_read, device_scope)
+        make = partial(PredictionFunction, model, inputs, EmbeddingRule().min_bytes, device_scope, read)
         function = last_or_new(model, inputs, [context.strategy, *workers_of(coordinator)], make)
         predict = function.compiled.get_concrete_function()
     streams = [Stream(workers, place, partial(_opened, groups, place), predict) for place in range(groups.count)]
     return function.outputs, _collected(streams, groups.size)
+
+
+def _read(device_scope: DeviceScope, variables: Sequence[keras.Variable]) -> Tensors:
+    """Reads variables: the small ones of a ps cross together."""
+    return Transport(variables, device_scope=device_scope).pull().values
 
 
 def _collected(streams: Sequence[Stream], size: int) -> Iterator[Leaves]:

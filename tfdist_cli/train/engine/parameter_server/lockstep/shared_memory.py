@@ -243,11 +243,13 @@ class SharedLockstepFunctions(LockstepFunctions):
         @tf.function(autograph=False)
         def updates(handles: Handles, first: tf.Tensor) -> None:
             kind, _ = token_queues.next_order(handles)
-            begun = []
+            begun, ready = [], []
             for number, device in enumerate(self.devices):
                 with tf.device(device):
-                    ready = self.rounds.begin(number, handles["ps"][0])
-                    begun.append(self._publish(number, handles, tf.identity(first), kind, [ready], first=True))
+                    ready.append(self.rounds.begin(number, handles["ps"][0]))
+            for number, device in enumerate(self.devices):
+                with tf.device(device):  # a ps closes its board after the last round: all have to have opened it
+                    begun.append(self._publish(number, handles, tf.identity(first), kind, ready, first=True))
             apply_as_ordered(size, partial(chunk, handles), [kind, *begun])
 
         return updates
