@@ -50,3 +50,10 @@ def test_a_step_is_split_and_the_rest_is_told(tmp_path):
 def test_a_training_that_was_stopped_gives_no_number(tmp_path, lines):
     with raises(TfdistError, "measurement-incomplete"):
         read_rate(run(tmp_path, *lines), {"step": 100, "examples": 1})
+
+
+def test_a_training_that_reported_no_step_gives_no_number(tmp_path):
+    for read in (lambda: read_rate(tmp_path, {}), lambda: read_split(tmp_path)):
+        with raises(TfdistError, "measurement-incomplete") as caught:
+            read()
+        assert str(tmp_path) in str(caught.value.hint)

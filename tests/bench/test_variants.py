@@ -5,6 +5,7 @@ import pytest
 from tests.support.codes import raises
 from tfdist_cli.bench.variants import (
     can_measure_phases,
+    measured_cluster,
     measured_recipe,
     variants_of,
     whole_executions,
@@ -166,6 +167,12 @@ def test_every_task_takes_the_time():
     for task in spec.tasks:
         assert spec.role(task).env["TFDIST_PHASES"] == "1"
     assert spec.roles.worker.env["A"] == "b"
+
+
+def test_every_task_builds_the_functions_that_are_measured_first():
+    spec = measured_cluster(ps(2, env={"A": "b"}))
+    for task in spec.tasks:
+        assert spec.role(task).env["TFDIST_BUILD_FIRST"] == "1"
 
 
 @pytest.mark.parametrize(("gpus", "can"), [((), True), (("0", "1"), False)])

@@ -74,6 +74,27 @@ def test_rounds_go_back_and_forth_and_the_time_is_taken_apart_after_them(tfdist,
     assert "round 2/2  2 workers: 40.0 steps/s" in result.err
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_the_logs_of_a_training_that_ended_early_are_kept(tfdist, cluster_file, trainings, monkeypatch, left):
+    """It reports no step, as if the recipe's module called sys.exit(0), or one epoch, as with a stopping callback."""
+    made_up = vars(command)["launch_job"]
+
+    def launch_job(*arguments, **named):
+        report, run_dir = made_up(*arguments, **named)
+        metrics = run_dir / "metrics.jsonl"
+        lines = metrics.read_text().splitlines(keepends=True)[:left]
+        metrics.write_text(lines[0]) if lines else metrics.unlink()
+        return report, run_dir
+
+    monkeypatch.setattr(command, "launch_job", launch_job)
+    result = tfdist("bench", cluster_file, "--rounds", "1", "--steps", "40")
+    assert codes_in(result.err) == ["measurement-incomplete"]
+    (job,) = trainings
+    assert job.run_dir.exists()
+    assert str(job.run_dir) in "".join(result.err.split())
+    shutil.rmtree(job.run_dir.parent)
+
+
 def test_json_is_all_there_is_on_stdout(tfdist, cluster_file, trainings):
     result = tfdist("bench", cluster_file, "--rounds", "1", "--workers", "4", "--json", "--set", "train.batch_size=8")
     assert result.code == 0, result.err
@@ -147,6 +168,7 @@ def test_what_cannot_be_written_is_told_before_anything_runs(tfdist, cluster_fil
     ("arguments", "message"),
     [
         (["--workers", "two"], "error[invalid-workers]: "),
+        (["--workers", "1,100000"], "error[out-of-range]: "),
         (["--steps", "0"], "--steps"),
         (["--rounds", "0"], "--rounds"),
         (["--advise", "--rounds", "1"], "error[too-few-rounds]: "),

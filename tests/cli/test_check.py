@@ -15,7 +15,7 @@ FACTS = {
     "shards": {"count": 2, "examples": [5, 5]},
     "model": {"name": "one", "optimizer": "Adam", "parameters": 19, "weights_bytes": 76, "slots_bytes": 152},
     "data": {"batch": "x float32 (8, 4)", "steps_per_epoch": 12, "epochs": 2, "steps": 24},
-    "network": {"pulled_bytes": 76, "pushed_bytes": 80, "tables_by_rows": 1},
+    "network": {"pulled_bytes": 76, "pushed_bytes": 80, "tables_by_rows": 1, "at_most": False},
     "step": {"loss": 0.5},
     "task worker:0": {"variables_bytes": 0, "memory_bytes": 2 * 10**9, "base_bytes": 10**9},
 }

@@ -122,6 +122,10 @@ def test_a_wrong_answer_is_asked_again(tfdist, here, answers):
         (["--strategy", "multi_worker_mirrored", "--ps", "1"], "option-not-for-strategy"),
         (["--diff"], "diff-without-script"),
         (["--demo", "--from", "x.py"], "demo-and-script"),
+        *[
+            (["--demo", *more], "option-not-for-demo")
+            for more in (["--program"], ["--recipe"], ["--strategy", "mirrored"], ["--workers", "2"], ["--name", "x"])
+        ],
         (["--from", "nowhere.py"], "no-such-file"),
     ],
 )
@@ -130,6 +134,15 @@ def test_bad_usage(tfdist, here, arguments, code):
     assert result.code == 2
     assert result.err.startswith(f"error[{code}]")
     assert not (here / "project").exists()
+
+
+def test_a_missing_script_is_looked_for_among_scripts(tfdist, here):
+    (here / "train.py").write_text(SCRIPT)
+    (here / "cluster.yaml").write_text("")
+    for name in ("trian.py", "nosuch.py"):
+        hint = tfdist("init", "--from", name).err.partition("hint:")[2]
+        assert "train.py" in hint
+        assert "cluster.yaml" not in hint
 
 
 def test_existing_files(tfdist, here):

@@ -62,19 +62,27 @@ roles:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "code", "said"),
+    ("numbers", "said"),
     [
-        (["worker=0"], "scale-rejected", "worker"),
-        (["worker=4"], "scale-rejected", "max"),
-        (["worker=3", "ps=2"], "run-not-running", "--set roles.worker.replicas=3 --set roles.ps.replicas=2 -- COMMAND"),
+        (["worker=0"], ""),
+        (["worker=4"], ""),
+        (["worker=3", "ps=2"], "--set roles.worker.replicas=3 --set roles.ps.replicas=2 -- COMMAND"),
     ],
 )
-def test_the_numbers_of_a_run_that_has_ended_are_checked(numbers, code, said, tfdist, tmp_path):
+def test_a_launch_is_advised_only_with_numbers_that_it_can_have(numbers, said, tfdist, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"tasks": []}))
     (tmp_path / "cluster.yaml").write_text(ENDED)
     result = tfdist("scale", tmp_path, *numbers)
-    assert (result.code, codes_in(result.err)) == (2, [code])
+    assert (result.code, codes_in(result.err)) == (2, ["run-not-running"])
+    assert ("tfdist launch" in result.err) == bool(said)
     assert said in result.err
+
+
+def test_a_run_of_one_process_that_has_ended(tfdist, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"tasks": []}))
+    (tmp_path / "cluster.yaml").write_text("strategy: single\nroles: {chief: {}}\n")
+    result = tfdist("scale", tmp_path, "worker=2")
+    assert (result.code, codes_in(result.err)) == (2, ["run-not-running"])
 
 
 PROGRAM = """

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist_cli.plan import task_environment, tf_config
 from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.plan import make_plan
 from tfdist_cli.plan.resources import allocate
 from tfdist_cli.plan.task_environment import MALLOC, planned_environment, start_environment
 from tfdist_cli.protocol.environment import Environment
@@ -119,3 +121,24 @@ def test_the_communication_of_mirrored_workers(communication, read):
         env = planned_environment(cluster, task, addresses, shares[task], Path("/run"), machine, {})
         assert env.get("TFDIST_COMMUNICATION") == communication
         assert Environment.read(env).communication == read
+
+
+def test_what_follows_from_the_cluster_is_computed_once(monkeypatch):
+    """A plan of many tasks would take quadratic time otherwise."""
+    calls = []
+
+    def counted(module, name):
+        whole = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: (calls.append(name), whole(*given))[1])
+
+    counted(task_environment, "join_address")
+    counted(task_environment, "_proxyless")
+    counted(tf_config, "_served")
+    roles = {"chief": {}, "ps": {}, "worker": {"replicas": 30, "max": 40}}
+    cluster = Cluster.model_validate({"strategy": "parameter_server", "roles": roles})
+    addresses = {task: Address("127.0.0.1", 2000 + number) for number, task in enumerate(cluster.possible_tasks)}
+    plan = make_plan(cluster, None, addresses=addresses, run_dir=Path("/run"), machine=Machine(8), command=("true",))
+    assert sorted(calls) == ["_proxyless", *["_served"] * len(roles), "join_address"]
+    for each in plan.tasks:
+        own = planned_environment(cluster, each.task, addresses, each.resources, Path("/run"), Machine(8))
+        assert each.env == own

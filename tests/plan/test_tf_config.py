@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist_cli.plan.tf_config import tf_config, tf_config_json
+from tfdist_cli.plan.tf_config import TfConfigs, tf_config, tf_config_json
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
 
@@ -45,7 +45,13 @@ def test_the_data_service_has_its_own_key():
 
 
 def test_as_text():
-    assert json.loads(tf_config_json(ADDRESSES, TaskId("ps"))) == tf_config(ADDRESSES, TaskId("ps"))
+    addresses = ADDRESSES | {TaskId("data_worker"): Address("d", 7)}
+    texts = TfConfigs(addresses)
+    for task in addresses:
+        expected = json.dumps(tf_config(addresses, task), separators=(",", ":"))
+        assert texts.text(task) == tf_config_json(addresses, task) == expected
+    with pytest.raises(KeyError):
+        texts.text(TaskId("worker", 2))
 
 
 def test_no_such_task():

@@ -87,12 +87,19 @@ def read_split(run_dir: Path) -> Split:
 
 def _epoch(run_dir: Path) -> tuple[float, dict[str, Any], dict[str, Any]]:
     """Returns the duration of the second epoch in seconds, and the metrics at the end of both epochs."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    metrics = run_dir / "metrics.jsonl"
+    if not metrics.exists():
+        raise TfdistError(
+            "the training ended before the measured steps were complete: no step was reported",
+            code="measurement-incomplete",
+            hint=f"look for what ends the process, such as sys.exit() in the module; its logs are in {run_dir}",
+        )
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     ends = [line for line in lines if line["split"] == "train" and line["epoch_done"]]
     if len(ends) != EPOCHS or ends[1]["step"] != EPOCHS * ends[0]["step"]:
         raise TfdistError(
             "the training ended before the measured steps were complete",
             code="measurement-incomplete",
-            hint="remove the callback of the recipe that stops the training",
+            hint=f"remove the callback of the recipe that stops the training; its logs are in {run_dir}",
         )
     return ends[1]["seconds"] - ends[0]["seconds"], ends[0], ends[1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import allocate
-from tfdist_cli.protocol.phases import WATCH
+from tfdist_cli.protocol.phases import BUILD_FIRST, WATCH
 from tfdist_cli.spec.roles import ROLES
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -105,11 +105,14 @@ def whole_executions(recipe: Recipe, steps: int) -> int:
     return steps + -steps % unit
 
 
+def measured_cluster(cluster: Cluster) -> Cluster:
+    """Returns the cluster with tasks whose training builds in the warm-up epoch what the measured one runs."""
+    return _with_variable(cluster, BUILD_FIRST)
+
+
 def with_phases(cluster: Cluster) -> Cluster:
     """Returns the cluster with tasks that measure the phases of a step."""
-    given: dict[str, RoleSpec | None] = {role: cluster.roles.of(role) for role in ROLES}
-    roles = {role: spec.model_copy(update={"env": {**spec.env, WATCH: "1"}}) for role, spec in given.items() if spec}
-    return cluster.model_copy(update={"roles": cluster.roles.model_copy(update=roles)})
+    return _with_variable(cluster, WATCH)
 
 
 def can_measure_phases(cluster: Cluster) -> bool:
@@ -181,6 +184,13 @@ def _sized(spec: RoleSpec | None, count: int) -> RoleSpec:
     if spec.hosts is None:
         return spec.model_copy(update={"replicas": count})
     return spec.model_copy(update={"hosts": spec.hosts[:count], "replicas": None})
+
+
+def _with_variable(cluster: Cluster, name: str) -> Cluster:
+    """Returns the cluster with tasks that have an environment variable, 1."""
+    given: dict[str, RoleSpec | None] = {role: cluster.roles.of(role) for role in ROLES}
+    roles = {role: spec.model_copy(update={"env": {**spec.env, name: "1"}}) for role, spec in given.items() if spec}
+    return cluster.model_copy(update={"roles": cluster.roles.model_copy(update=roles)})
 
 
 def _with(cluster: Cluster, **roles: RoleSpec | None) -> Cluster:

@@ -25,6 +25,7 @@ from tfdist_cli.bench.trials import Trial, trials_of
 from tfdist_cli.bench.variants import (
     Variant,
     can_measure_phases,
+    measured_cluster,
     measured_recipe,
     variants_of,
     whole_executions,
@@ -36,7 +37,7 @@ from tfdist_cli.cli.console.summary import print_failure
 from tfdist_cli.cli.job import Job
 from tfdist_cli.cli.launch import launch_job
 from tfdist_cli.cli.options import ClusterArgument, RecipeOption, SetOption
-from tfdist_cli.errors import UsageError
+from tfdist_cli.errors import TfdistError, UsageError
 from tfdist_cli.launch.local.launcher import LocalLauncher
 from tfdist_cli.launch.run.report import Report
 from tfdist_cli.launch.supervisor.state import Timeouts
@@ -45,6 +46,7 @@ from tfdist_cli.run_storage.recipe import RecipeFetcher
 from tfdist_cli.spec.loading.load import load_run
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
+from tfdist_cli.spec.sections.role_spec import MOST_TASKS
 
 EXAMPLES = (
     "tfdist bench configs/local.yaml",
@@ -109,7 +111,7 @@ def bench(  # noqa: PLR0913 a parameter is an option
             _make_folder(output)
         _show_advice(_advise(spec, trained, _Files(cluster, recipe, overrides or ()), steps, rounds), as_json, output)
         return
-    variants = variants_of(spec, trained, workers_of(workers) if workers is not None else ())
+    variants = variants_of(spec, trained, _counts(workers) if workers is not None else ())
     require_tensorflow()
     if output is not None:
         require_matplotlib()
@@ -121,6 +123,22 @@ def bench(  # noqa: PLR0913 a parameter is an option
         console.write(json.dumps(results.as_json(), indent=2))
     else:
         _print(results)
+
+
+def _counts(workers: str) -> list[int]:
+    """Returns the numbers of workers to measure.
+
+    Raises:
+        UsageError: it is no list of positive integers, or one is more than a cluster may have.
+    """
+    counts = workers_of(workers)
+    if max(counts) > MOST_TASKS:
+        raise UsageError(
+            f"--workers {workers}: expected at most {MOST_TASKS}, got {max(counts)}",
+            code="out-of-range",
+            hint="each worker is a process of this machine: measure up to the number of its cores",
+        )
+    return counts
 
 
 def _measure(cluster: Cluster, recipe: Recipe, variants: list[Variant], steps: int, rounds: int) -> Results:
@@ -272,13 +290,15 @@ class _Runs:
         Raises:
             typer.Exit: the training failed or was stopped. The failure is printed, and its logs are kept.
             _TrainingFailed: it failed, and `may_fail` is set.
+
+        The logs are also kept if the context ends with a `TfdistError`, as for a training that ended too early.
         """
         recipe = measured_recipe(recipe, variant, whole_executions(recipe, self._steps))
         folder = Path(tempfile.mkdtemp(prefix="tfdist-bench-"))
         kept = False
         try:
             before = Usage.now()
-            job = Job(variant.cluster, recipe, (), folder / "run")
+            job = Job(measured_cluster(variant.cluster), recipe, (), folder / "run")
             report, run_dir = launch_job(LocalLauncher(), job, job.rules(Timeouts(), max_restarts=0), quiet=True)
             self.others = max(self.others, before.others())
             if report.exit_code and may_fail and report.signum is None:
@@ -288,6 +308,9 @@ class _Runs:
                 print_failure(report)
                 raise typer.Exit(report.exit_code)
             yield run_dir, report.result
+        except TfdistError:
+            kept = True
+            raise
         finally:
             if not kept:
                 shutil.rmtree(folder)

@@ -169,7 +169,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         total = [] if data["steps"] is None else [f"{data['steps']:,} steps"]
         yield "training", ", ".join(total + ([f"{data['epochs']} epochs"] if data["epochs"] else []))
     if network and "pulled_bytes" in network:
-        whole = f"pulls {shown(network['pulled_bytes'])} and pushes {shown(network['pushed_bytes'])}"
+        most = "at most " if network["at_most"] else ""
+        whole = f"pulls {most}{shown(network['pulled_bytes'])} and pushes {most}{shown(network['pushed_bytes'])}"
         tables = network["tables_by_rows"]
         rows = f"; only rows of {tables} table{'s' * (tables != 1)}" if tables else ""
         yield "network", f"a worker's step {whole}{rows}"

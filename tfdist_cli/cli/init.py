@@ -6,9 +6,10 @@ import difflib
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -18,7 +19,7 @@ from tfdist_cli.init.convert import convert
 from tfdist_cli.init.demo import FIRST, demo_files
 from tfdist_cli.init.files import Files, write_files
 from tfdist_cli.init.templates import CLUSTER, PROGRAM, Project, program_files, recipe_files, script_files
-from tfdist_cli.spec.loading.files import read_text
+from tfdist_cli.spec.loading.files import PYTHON, read_text
 from tfdist_cli.spec.loading.problems import Place
 from tfdist_cli.spec.strategies import STRATEGIES, Strategy
 
@@ -76,6 +77,7 @@ def init(  # noqa: PLR0913 a parameter is an option
         raise UsageError("--demo and --from exclude each other", code="demo-and-script", hint="remove one of them")
     target = folder or (script.parent if script else Path())
     if demo:
+        _check_demo({"--program": program, "--strategy": strategy, "--workers": workers, "--ps": ps, "--name": name})
         _write(target, demo_files(), f"tfdist launch {_below(target, FIRST)}", force=force)
         return
     if script is None and folder is None and strategy is None and program is None:
@@ -89,6 +91,22 @@ def init(  # noqa: PLR0913 a parameter is an option
     files = program_files(chosen) if program else recipe_files(chosen)
     command = f" -- python {_below(target, PROGRAM)}" if program else ""
     _write(target, files, f"tfdist launch {_below(target, CLUSTER)}{command}", force=force)
+
+
+def _check_demo(others: Mapping[str, Any]) -> None:
+    """Rejects options of a new project beside --demo.
+
+    Raises:
+        UsageError: one is given.
+    """
+    given = [option for option, value in others.items() if value is not None]
+    if given:
+        option = "--recipe" if others[given[0]] is False else given[0]
+        raise UsageError(
+            f"--demo and {option} exclude each other: the demo has files of its own",
+            code="option-not-for-demo",
+            hint=f"remove {option}, or remove --demo for a project to start from",
+        )
 
 
 def _chosen(name: str, strategy: StrategyName | None, workers: int | None, ps: int | None) -> Project:
@@ -118,7 +136,7 @@ def _chosen(name: str, strategy: StrategyName | None, workers: int | None, ps: i
 
 
 def _convert(script: Path, target: Path, project: Project, *, diff: bool, force: bool) -> None:
-    text = read_text(script, Place(str(script)))
+    text = read_text(script, Place(str(script)), PYTHON)
     converted = convert(text, str(script))
     name = f"{script.stem}_tfdist.py"
     for line, note in converted.notes:

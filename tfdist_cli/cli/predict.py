@@ -99,7 +99,7 @@ def predict(  # noqa: PLR0913 a parameter is an option
     at = checked_location(output)
     local = _parts_folder(run_dir) / at.name if isinstance(at, Url) else at
     job = PredictionJob(
-        *model_of(run_dir, checkpoints, step),
+        *model_of(run_dir, checkpoints, step, saves=recipe.checkpoint is not None),
         data,
         tuple(columns.split(",")) if columns else (),
         local,

@@ -109,25 +109,22 @@ def _scale(source: RunSource, view: RunView, request: ScaleRequest, deadline: fl
 
 
 def _not_running(view: RunView, replicas: Mapping[Role, int]) -> UsageError:
-    """The error for a run that has ended. Its hint is a launch with the wanted numbers of tasks.
-
-    Raises:
-        UsageError: the run's cluster cannot have these numbers.
-    """
-    path, command = view.path / CLUSTER_FILE, ""
+    """The error for a run that has ended. Its hint is a launch with these numbers of tasks, if it can have them."""
+    path, command, problem = view.path / CLUSTER_FILE, "", ""
     if path.is_file():  # the copy of a run in a bucket may lack it
         cluster = load_cluster(path)
         command = "" if cluster.recipe else " -- COMMAND"
         try:
             resized(_without_chosen_ports(cluster), None, replicas)
         except UsageError as error:
-            raise UsageError(error.message, code="scale-rejected", hint=error.hint) from None
+            problem = error.message
     resumes = has_checkpoints(view.path) or bool(view.result.get("checkpoints"))
     what = "continues from its last checkpoint" if resumes else "launches it again; no checkpoint of it is known"
+    again = f"tfdist launch CLUSTER --run-dir {view.shown} {_settings(replicas)}{command} {what}"
     return UsageError(
         f"{view.path.name} is not running: it is {view.outcome.value}",
         code="run-not-running",
-        hint=f"tfdist launch CLUSTER --run-dir {view.shown} {_settings(replicas)}{command} {what}",
+        hint=f"another launch cannot have these numbers either: {problem}" if problem else again,
     )
 
 

@@ -13,7 +13,7 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import Resources, allocate, machine_of
-from tfdist_cli.plan.task_environment import planned_environment
+from tfdist_cli.plan.task_environment import TaskEnvironments, planned_environment
 from tfdist_cli.spec.address import DEFAULT_PORT, Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -145,16 +145,19 @@ def make_plan(
         command: a user's program that each task runs instead of the recipe.
     """
     resources = allocate(cluster, {task: addresses[task] for task in cluster.tasks}, machine, machines)
+    environments = TaskEnvironments(cluster, addresses)
     tasks = []
     for task in cluster.tasks:
         there = machine_of(cluster, addresses[task], machine, machines)
+        env = environments.planned(task, resources[task], run_dir, there)
         argv = command or _role_argv(task, run_dir)
-        tasks.append(plan_task(cluster, task, addresses, resources[task], run_dir, there, argv))
+        tasks.append(PlannedTask(task, addresses[task], argv, env, resources[task], cluster.role(task).secrets))
     return Plan(cluster, recipe, run_dir, tuple(tasks), _spare_ports(cluster, addresses))
 
 
 def _spare_ports(cluster: Cluster, addresses: Mapping[TaskId, Address]) -> tuple[int, ...]:
-    spare = [address for task, address in addresses.items() if task.traits.listens and task not in cluster.tasks]
+    own = set(cluster.tasks)
+    spare = [address for task, address in addresses.items() if task.traits.listens and task not in own]
     control = join_address(cluster, addresses)
     return tuple(address.port for address in (*spare, *([control] if control else [])) if address.port)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.resources import ALL_GPUS, Resources
-from tfdist_cli.plan.tf_config import tf_config_json
+from tfdist_cli.plan.tf_config import TfConfigs, tf_config_json
 from tfdist_cli.protocol.environment import (
     COMMUNICATION,
     JOIN_ADDRESS,
@@ -60,23 +60,56 @@ def planned_environment(
         machine: the machine that the task runs on.
         environ: the environment of the process that plans. The user's log level and settings of malloc apply to tasks.
     """
-    spec, traits = cluster.role(task), cluster.launcher_traits
-    return {
-        **({"HOME": "/tmp"} if traits.containers else {}),  # noqa: S108 the container's own
-        "TF_CONFIG": tf_config_json({each: addresses[each] for each in cluster.listed_for(task)}, task),
-        STRATEGY: cluster.strategy,
-        **({COMMUNICATION: cluster.communication} if cluster.communication else {}),
-        **_of_joining(cluster, addresses),
-        **_of_data_workers(cluster),
-        RUN_DIR: str(run_dir),
-        **_of_resources(resources, renumbered=traits.containers),
-        "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", _log_level(cluster, task)),
-        "PYTHONUNBUFFERED": "1",
-        **({SECRETS: ",".join(spec.secrets)} if spec.secrets else {}),
-        **spec.env,
-        "GLIBC_TUNABLES": _joined(MALLOC, spec.env.get("GLIBC_TUNABLES", environ.get("GLIBC_TUNABLES")), ":"),
-        **_without_proxy(cluster, addresses, {**machine.no_proxy, **spec.env}),
-    }
+    return TaskEnvironments(cluster, addresses).planned(task, resources, run_dir, machine, environ)
+
+
+class TaskEnvironments:
+    """The planned environments of a cluster's tasks. What follows from the cluster alone is computed once.
+
+    Args:
+        cluster: the cluster.
+        addresses: the address of every task, and of those that may join.
+    """
+
+    def __init__(self, cluster: Cluster, addresses: Mapping[TaskId, Address]) -> None:
+        self._cluster = cluster
+        self._addresses = addresses
+        self._configs = TfConfigs({task: addresses[task] for task in cluster.tasks if task in addresses})
+        self._of_joining = {**_of_joining(cluster, addresses), **_of_data_workers(cluster)}
+        self._proxyless = _proxyless(cluster, addresses)
+
+    def planned(
+        self,
+        task: TaskId,
+        resources: Resources,
+        run_dir: Path,
+        machine: Machine,
+        environ: Mapping[str, str] = os.environ,
+    ) -> dict[str, str]:
+        """Returns the environment of a task; see `planned_environment`."""
+        cluster = self._cluster
+        spec, traits = cluster.role(task), cluster.launcher_traits
+        return {
+            **({"HOME": "/tmp"} if traits.containers else {}),  # noqa: S108 the container's own
+            "TF_CONFIG": self._tf_config(task),
+            STRATEGY: cluster.strategy,
+            **({COMMUNICATION: cluster.communication} if cluster.communication else {}),
+            **self._of_joining,
+            RUN_DIR: str(run_dir),
+            **_of_resources(resources, renumbered=traits.containers),
+            "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", _log_level(cluster, task)),
+            "PYTHONUNBUFFERED": "1",
+            **({SECRETS: ",".join(spec.secrets)} if spec.secrets else {}),
+            **spec.env,
+            "GLIBC_TUNABLES": _joined(MALLOC, spec.env.get("GLIBC_TUNABLES", environ.get("GLIBC_TUNABLES")), ":"),
+            **_without_proxy(self._proxyless, {**machine.no_proxy, **spec.env}),
+        }
+
+    def _tf_config(self, task: TaskId) -> str:
+        """The `TF_CONFIG` of a task, which lists one that joins later only to itself."""
+        if task.index < self._cluster.roles.count(task.role):
+            return self._configs.text(task)
+        return tf_config_json({each: self._addresses[each] for each in self._cluster.listed_for(task)}, task)
 
 
 def start_environment(folder: Path, timeout: float, secrets: Mapping[str, str]) -> dict[str, str]:
@@ -131,17 +164,19 @@ def _log_level(cluster: Cluster, task: TaskId) -> str:
     return "3" if serves(cluster.strategy, task.role) else "2"
 
 
-def _without_proxy(
-    cluster: Cluster, addresses: Mapping[TaskId, Address], before: Mapping[str, str]
-) -> Mapping[str, str]:
+def _proxyless(cluster: Cluster, addresses: Mapping[TaskId, Address]) -> str:
+    """The hosts of the connections between tasks."""
+    hosts = {address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}
+    hosts.update(cluster.launcher_traits.dns_suffixes)
+    return ",".join(sorted(hosts))
+
+
+def _without_proxy(hosts: str, before: Mapping[str, str]) -> Mapping[str, str]:
     """Excludes the connections between tasks from proxies: gRPC would use a proxy even for loopback addresses.
 
     The user's downloads still use the proxies.
     """
-    hosts = {address.host for address in addresses.values()} | {"localhost", "127.0.0.1", "::1"}
-    hosts.update(cluster.launcher_traits.dns_suffixes)
-    names = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
-    return {name: _joined(before.get(name), ",".join(sorted(hosts)), ",") for name in names}
+    return {name: _joined(before.get(name), hosts, ",") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")}
 
 
 def _joined(before: str | None, after: str | None, separator: str) -> str:

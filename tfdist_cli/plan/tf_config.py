@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist_cli.spec.address import Address
-from tfdist_cli.spec.roles import CLUSTER_KEY, ROLES
+from tfdist_cli.spec.roles import CLUSTER_KEY, ROLES, Role
 from tfdist_cli.spec.task_id import TaskId
 
 
@@ -32,15 +32,54 @@ def tf_config(addresses: Mapping[TaskId, Address], task: TaskId) -> dict[str, An
     """
     if task not in addresses:
         raise KeyError(str(task))
-    config: dict[str, Any] = {CLUSTER_KEY: {}, "task": {"type": task.role, "index": task.index}}
-    order = [*ROLES]
-    for other in sorted(addresses, key=lambda other: (order.index(other.role), other.index)):
-        key = other.traits.tf_config_key or (CLUSTER_KEY if other.role == task.role else None)
-        if key is not None:
-            config.setdefault(key, {}).setdefault(other.role, []).append(str(addresses[other]))
-    return config
+    return {CLUSTER_KEY: {}, "task": _own(task)} | _served(addresses, task.role)
 
 
 def tf_config_json(addresses: Mapping[TaskId, Address], task: TaskId) -> str:
     """Returns `tf_config` as the text of the environment variable."""
-    return json.dumps(tf_config(addresses, task), separators=(",", ":"))
+    return TfConfigs(addresses).text(task)
+
+
+class TfConfigs:
+    """The texts of `tf_config` for the tasks of a cluster. What those of a role have in common is written once.
+
+    Args:
+        addresses: the address of every task.
+    """
+
+    def __init__(self, addresses: Mapping[TaskId, Address]) -> None:
+        self._addresses = addresses
+        self._common: dict[Role, dict[str, str]] = {}
+
+    def text(self, task: TaskId) -> str:
+        """Returns the text for one task.
+
+        Raises:
+            KeyError: the cluster has no such task.
+        """
+        if task not in self._addresses:
+            raise KeyError(str(task))
+        if task.role not in self._common:
+            served = _served(self._addresses, task.role)
+            self._common[task.role] = {key: _json(roles) for key, roles in served.items()}
+        parts = {CLUSTER_KEY: "{}", "task": _json(_own(task))} | self._common[task.role]
+        return "{" + ",".join(f'"{key}":{text}' for key, text in parts.items()) + "}"
+
+
+def _own(task: TaskId) -> dict[str, Any]:
+    return {"type": task.role, "index": task.index}
+
+
+def _served(addresses: Mapping[TaskId, Address], role: Role) -> dict[str, dict[str, list[str]]]:
+    """Returns the addresses that tasks of a role know, by key of `TF_CONFIG` and role."""
+    served: dict[str, dict[str, list[str]]] = {}
+    order = [*ROLES]
+    for other in sorted(addresses, key=lambda other: (order.index(other.role), other.index)):
+        key = other.traits.tf_config_key or (CLUSTER_KEY if other.role == role else None)
+        if key is not None:
+            served.setdefault(key, {}).setdefault(other.role, []).append(str(addresses[other]))
+    return served
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from tfdist_cli.errors import UsageError
-from tfdist_cli.protocol.phases import WATCH
+from tfdist_cli.protocol.phases import BUILD_FIRST, WATCH
 from tfdist_cli.protocol.run_files import parse_object
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.path_scheme import refuse_scheme
@@ -61,6 +61,7 @@ class Environment:
         max_data_workers: the most data workers that there may be; 0 if there will not be more than at the start.
         communication: how mirrored workers sum their gradients.
         phases: whether to time each phase of a step, for `tfdist bench`.
+        builds_first: whether a training begins with the functions of the long run, for `tfdist bench`.
     """
 
     strategy: Strategy = "single"
@@ -72,6 +73,7 @@ class Environment:
     max_workers: int = 0
     max_data_workers: int = 0
     phases: bool = False
+    builds_first: bool = False
     gpus: int = 0
     gpu_memory: float | Size | None = None
     communication: Communication = "auto"
@@ -97,6 +99,7 @@ class Environment:
             max_workers=_count(MAX_WORKERS, environ.get(MAX_WORKERS), "a number of workers"),
             max_data_workers=_count(MAX_DATA_WORKERS, environ.get(MAX_DATA_WORKERS), "a number of data workers"),
             phases=environ.get(WATCH) == "1",
+            builds_first=environ.get(BUILD_FIRST) == "1",
             gpus=_gpus(environ.get(GPUS)),
             gpu_memory=_gpu_memory(environ.get(GPU_MEMORY)),
             communication=_choice(COMMUNICATION, environ.get(COMMUNICATION), get_args(Communication)) or "auto",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 WATCH = "TFDIST_PHASES"
 """The environment variable with which `tfdist bench` turns the timing of phases on: 1."""
+BUILD_FIRST = "TFDIST_BUILD_FIRST"
+"""The environment variable with which `tfdist bench` has a training build the functions of the long run first: 1."""
 PHASES = ("wait", "data", "pull", "compute", "push", "all_reduce", "update")
 """Waiting for the chief's permission, for the batch, for the parameters; forward and backward pass; sending the
 gradients to every ps, or the all-reduce; the update."""

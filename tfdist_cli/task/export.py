@@ -73,7 +73,7 @@ def restored(recipe: Recipe, run_dir: Location, step: int | None) -> tuple[Model
         UsageError: the checkpoint does not exist, or is damaged.
     """
     folder = open_checkpoints(checkpoints_of(recipe, run_dir))
-    checkpoint = _find(folder, step)
+    checkpoint = _find(folder, step, saves=recipe.checkpoint is not None)
     module = RecipeModule.load(recipe)
     keras.utils.set_random_seed(recipe.train.seed)
     model_step = ModelStep(module.model())
@@ -86,7 +86,7 @@ def restored(recipe: Recipe, run_dir: Location, step: int | None) -> tuple[Model
     return model_step, module, checkpoint.state.step
 
 
-def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
+def _find(folder: CheckpointFolder, step: int | None, *, saves: bool) -> StoredCheckpoint:
     if step is not None:
         try:
             return folder.find(step)
@@ -106,6 +106,12 @@ def _find(folder: CheckpointFolder, step: int | None) -> StoredCheckpoint:
             f"all checkpoints in {folder.location} are damaged",
             code="checkpoint-damaged",
             hint="launch the recipe again with another --run-dir",
+        )
+    if saves:
+        raise UsageError(
+            f"there are no checkpoints in {folder.location}: the run ended before its first one, or has not reached it",
+            code="checkpoint-not-found",
+            hint="if it has ended, launch it again with the same --run-dir, with more frequent checkpoints",
         )
     raise UsageError(
         f"there are no checkpoints in {folder.location}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
         best = _BestExport(recipe.export, module, model, run_dir) if recipe.export and recipe.export.best else None
         _evaluate_checkpoints(context, model, data.validation, checkpoints, _scores(recipe), best)
         return
-    arguments = training_arguments(recipe, module, checkpoints, phases=context.environment.phases)
+    environment = context.environment
+    arguments = training_arguments(recipe, module, checkpoints)
+    arguments = replace(arguments, phases=environment.phases, builds_first=environment.builds_first)
     validates = recipe.evaluate is not None and recipe.evaluate.every_epochs is not None
     config = arguments.configure(context, data.source, data.validation if validates else None)
     not_saved: list[ResultNotSaved] = []
@@ -178,10 +181,8 @@ def _export(spec: Export, module: RecipeModule, model: Any, folder: Path, step: 
     return errors
 
 
-def training_arguments(
-    recipe: Recipe, module: RecipeModule, checkpoints: Checkpoints | None, *, phases: bool
-) -> TrainingArguments:
-    """Returns the arguments of a recipe's training; `phases` measures the time of each phase of a step."""
+def training_arguments(recipe: Recipe, module: RecipeModule, checkpoints: Checkpoints | None) -> TrainingArguments:
+    """Returns the arguments of a recipe's training."""
     spec = recipe.train
     return TrainingArguments(
         epochs=spec.epochs,
@@ -197,7 +198,6 @@ def training_arguments(
         wire=recipe.wire,
         embeddings=recipe.embeddings,
         jit=spec.jit,
-        phases=phases,
         micro_batches=recipe.micro_batches,
         initial_epoch=spec.initial_epoch,
         evaluator_stops=bool(recipe.evaluate and recipe.evaluate.patience),

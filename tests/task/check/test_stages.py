@@ -74,7 +74,7 @@ def test_a_recipe_without_problems(check, strategy):
     steps = 6 if strategy == "multi_worker_mirrored" else 12
     assert report.facts["data"]["steps_per_epoch"] == steps
     network = {
-        "parameter_server": {"pulled_bytes": 76, "pushed_bytes": 76, "tables_by_rows": 0},
+        "parameter_server": {"pulled_bytes": 76, "pushed_bytes": 76, "tables_by_rows": 0, "at_most": False},
         "multi_worker_mirrored": {"reduced_bytes": 76},
         "model_parallel": {"reduced_bytes": 0},
         "single": {"reduced_bytes": 0},
@@ -230,6 +230,56 @@ def test_tables_that_are_fetched_completely(check, constraint, optimizer):
     network = report.facts["network"]
     assert network["tables_by_rows"] == by_rows
     assert (network["pulled_bytes"] < 1000) == by_rows
+
+
+RECOMMENDER = """
+    def model(params):
+        user, item = keras.Input((2,), dtype="int32", name="user"), keras.Input((2,), dtype="int32", name="item")
+        rows = [keras.layers.Embedding(10_000, 8)(user), keras.layers.Embedding(100, 8)(item)]
+        out = keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Concatenate()(rows)))
+        return compiled(keras.Model({"user": user, "item": item}, out))
+    def dataset(params, split, shard):
+        ids = np.stack([np.arange(1, 97), np.zeros(96, np.int32)], axis=1)
+        data = tf.data.Dataset.from_tensor_slices(({"user": ids, "item": ids}, X[:, :1]))
+        return data.shard(shard.count, shard.index)
+"""
+DISTINCT = 9
+"""Rows of each table that a batch of 8 examples looks up: one of its own for each, and row 0, which all share."""
+ROW, SMALL, DENSE = 8 * 4, 100 * 8 * 4, 33 * 4
+"""Bytes of a row, of the small table and of the dense layer."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "pulled", "pushed"),
+    [
+        # With the gradients cross the numbers of the rows, and the sums of squares of both tables.
+        ([], DISTINCT * ROW + SMALL + DENSE, 2 * DISTINCT * ROW + DISTINCT * 4 + 2 * SMALL + DENSE),
+        # Parameters and Adam's two slots cross once in 10 steps; with the rows of the slots cross how many there are.
+        (
+            ["updates.local_steps=10"],
+            3 * DISTINCT * ROW + 3 * (SMALL + DENSE) // 10,
+            3 * DISTINCT * (ROW + 4) + (3 * (SMALL + DENSE) + 2 * 4) // 10,
+        ),
+    ],
+)
+def test_a_worker_s_bytes_are_those_of_its_training(check, changes, pulled, pushed):
+    network = check(RECOMMENDER, "embeddings.min_bytes=10000", *changes).facts["network"]
+    assert (network["pulled_bytes"], network["pushed_bytes"]) == (pulled, pushed)
+    assert network["at_most"] == bool(changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "large"),
+    [
+        ([], (DISTINCT + 1) * (ROW + 4)),  # row 0 is looked up several times: its squares are summed
+        (["communication=ring"], 2 * 10_000 * ROW),
+        (["wire=float16"], (DISTINCT + 1) * (ROW // 2 + 4) - 3 * SMALL // 2 + SMALL - DENSE // 2),
+    ],
+)
+def test_a_mirrored_worker_s_bytes_are_those_of_its_training(check, changes, large):
+    changed = ["embeddings.min_bytes=10000", *changes]
+    network = check(RECOMMENDER, *changed, strategy="multi_worker_mirrored").facts["network"]
+    assert network["reduced_bytes"] == large + 2 * SMALL + DENSE
 
 
 def test_tables_of_keras_rs_are_fetched_by_rows_and_do_not_use_their_own_optimizer(check):

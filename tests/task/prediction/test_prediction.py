@@ -154,9 +154,57 @@ def test_mistakes_are_named(arguments, code, run, x, tfdist, tmp_path):  # noqa:
     assert codes_in(tfdist("predict", run[0], *arguments).err) == [code]
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "place"),
+    [
+        ("a,b,c\n1,2,3\n1,2\n", "row-incomplete", "d.csv:3"),
+        ("a,b,c\n\n1,2,3\n", "row-incomplete", "d.csv:2"),
+        ('a,b,c\n"1\n",2,3\n1,many,2\n', "value-does-not-fit", "d.csv:4"),
+        ("a,b,c\n1,2,\n", "value-does-not-fit", "d.csv:2"),
+    ],
+)
+def test_a_wrong_row_of_a_csv_file_is_named(text, code, place, run, tfdist, tmp_path):  # noqa: F811
+    (tmp_path / "d.csv").write_text(text)
+    ended = tfdist("predict", run[0], "--data", "d.csv", "--output", "o.csv")
+    assert codes_in(ended.err) == [code]
+    assert place in ended.err
+
+
+def test_a_row_of_a_csv_file_may_lack_a_column_that_is_no_input(tmp_path):
+    (tmp_path / "d.csv").write_text("a,b\n1\n2,3\n")
+    ((_, arrays),) = read(tmp_path / "d.csv", Reading(9, lambda _: True, ("a",)), print)
+    assert list(arrays["a"]) == ["1", "2"]
+
+
+def test_empty_lines_at_the_end_of_a_csv_file_are_no_examples(tmp_path):
+    rows = []
+    (tmp_path / "d.csv").write_text("a\n1\n2\n\n\n")
+    for shard in (Shard(0, 2), Shard(1, 2)):
+        list(read(tmp_path / "d.csv", Reading(2, shard.takes), rows.append))
+    assert rows == [2, 2]
+
+
+@pytest.mark.parametrize("form", ["keras", "saved_model"])
+def test_an_id_that_an_embedding_lacks_is_named(form, run, tfdist, tmp_path):  # noqa: F811
+    folder, _ = run
+    first, second = (keras.Input((), dtype="int32", name=name) for name in "ab")
+    tables = [keras.layers.Embedding(rows, 4, name=name) for rows, name in ((30, "table"), (20, "table_1"))]
+    model = keras.Model([first, second], keras.layers.Add()([tables[0](first), tables[1](second)]))
+    model.save(folder / "export" / "model.keras")
+    if form == "saved_model":
+        model.export(folder / "export" / "saved_model", verbose=False)
+    for ids, words in (("5000,1", {"5000", "'table'"}), ("-31,1", {"-31", "'table'"}), ("1.0,20", {"20", "'table_1'"})):
+        (tmp_path / "d.csv").write_text(f"a,b\n1,2\n{ids}\n")
+        ended = tfdist("predict", folder, "--data", "d.csv", "--output", f"{ids}.npy")
+        assert codes_in(ended.err) == ["id-out-of-range"]
+        assert words <= set(ended.err.replace(",", " ").split())
+
+
 def test_the_newest_form_of_the_model_is_used(tmp_path):
-    with raises(UsageError, "no-model-in-run"):
-        model_of(tmp_path, tmp_path / "checkpoints", None)
+    for saves in (False, True):
+        with raises(UsageError, "no-model-in-run") as caught:
+            model_of(tmp_path, tmp_path / "checkpoints", None, saves=saves)
+        assert ("every_seconds" in str(caught.value.hint)) != saves, "it has this already"
     export = tmp_path / "export" / "saved_model"
     older, newer = (tmp_path / "checkpoints" / f"step-{step:08}" for step in (5, 30))
     for path in (older, newer, export):

@@ -29,9 +29,10 @@ def steps_of(policy, total, epoch):
             policy.saved()
 
     while done < total:
-        target = min((done // epoch + 1) * epoch, total)
+        first = done // epoch * epoch
+        target = min(first + epoch, total)
         while done < target:
-            done = policy.last_step(done, target)
+            done = policy.last_step(done, target, first)
             save(policy.after_steps(done, epoch_complete=done == target), "within")
         save(policy.after_epoch(training_complete=done == total), "after")
     save(policy.after_training(), "end")
@@ -52,6 +53,19 @@ def steps_of(policy, total, epoch):
 )  # fmt: skip
 def test_every_steps_and_the_end_of_the_training(every, saved):
     assert steps_of(CheckpointPolicy(enabled=True, every_steps=every), 10, 4) == saved
+
+
+@pytest.mark.parametrize(
+    ("every", "saved"),
+    [
+        (4, [(6, "within"), (9, "within"), (13, "within"), (16, "within"), (20, "end")]),
+        (10, [(10, "after"), (20, "end")]),
+        (7, [(9, "within"), (16, "within"), (20, "end")]),
+    ],
+)
+def test_a_checkpoint_waits_for_the_end_of_a_round(every, saved):
+    policy = CheckpointPolicy(enabled=True, every_steps=every, steps_per_round=3)
+    assert steps_of(policy, 20, 10) == saved
 
 
 def test_a_training_without_checkpoints_saves_none_and_terminates():

@@ -330,6 +330,18 @@ def test_models_of_a_cluster_predict_here_and_do_not_fit(keras_methods):
         model.fit(x, np.zeros(2))
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_models_whose_variables_are_in_other_tasks_predict_without_xla(keras_methods, monkeypatch, compiles):
+    strategy, compiled = tf.distribute.OneDeviceStrategy("CPU:0"), []
+    monkeypatch.setattr(TensorFlowTrainer, "predict", lambda model: compiled.append(model.jit_compile))
+    with strategy.scope():
+        model = classifier(jit_compile=True)
+    keras_model.adapt(strategy, compiles=compiles)
+    model.predict()
+    assert compiled == [compiles]
+    assert model.jit_compile
+
+
 def test_one_batch_is_predicted_once(keras_methods):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():

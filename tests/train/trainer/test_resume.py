@@ -360,3 +360,24 @@ def test_a_checkpoint_without_a_number_of_workers(synchronous, batches, tmp_path
 def test_a_stopped_training_stays_stopped_with_another_number_of_workers(epochs, stays, tmp_path):
     state = {"step": 16, "epoch": 2, "steps_per_epoch": 8, "sharers": 2, "batches": 32, "final": True, "stopped": 40}
     assert resumed(tmp_path, 4, 4, epochs=epochs, **state)[2].stopped is stays
+
+
+class Members:
+    """One of two tasks that sum: what the other one adds is given."""
+
+    def __init__(self, *, is_chief, others):
+        self.is_chief, self._others = is_chief, others
+
+    def total(self, values):
+        return values + self._others
+
+
+@pytest.mark.parametrize(
+    ("is_chief", "others", "code"), [(True, 0, "checkpoint-dir-not-writable"), (False, 1, "chief-failed")]
+)
+def test_no_task_begins_if_the_chief_cannot_use_the_checkpoints(is_chief, others, code, tmp_path):
+    (tmp_path / "file").touch()
+    folder = CheckpointFolder(tmp_path / "file" / "checkpoints")
+    config = SimpleNamespace(checkpoints=CheckpointConfig(folder))
+    with raises(TrainingError, code):
+        restore_checkpoint(Members(is_chief=is_chief, others=others), None, config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tfdist_cli.spec.task_id import TaskId
 
-TASK_LOST = ("task-lost", "chief-lost")
+TASK_LOST = ("task-lost", "chief-lost", "chief-failed")
 """The codes of tfdist's errors that say that another task has exited or does not answer."""
 _TENSORFLOW = re.compile("UnavailableError|AbortedError|CancelledError|DeadlineExceededError|CoordinationServiceError")
 """The types of TensorFlow's errors that say the same."""

@@ -60,6 +60,8 @@ def _check_variable(name: str, value: str = "") -> None:
 
 
 RestartPolicy = Literal["replace", "job", "never"]
+MOST_TASKS = 10_000
+"""Tasks of one role at most."""
 
 
 class RestartSpec(SpecModel):
@@ -80,9 +82,9 @@ def default_restart(strategy: Strategy, role: Role) -> RestartSpec:
 class RoleSpec(SpecModel):
     """The tasks of one role."""
 
-    replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    replicas: Annotated[int, Field(ge=0, le=MOST_TASKS)] | None = None
     """The number of tasks. By default 1, or the number of `hosts`."""
-    max: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    max: Annotated[int, Field(ge=1, le=MOST_TASKS)] | None = None
     """The most tasks that the role may have while a training runs. Up to this number, tasks join the training and leave
     it while the others continue: by `tfdist scale`, or by `tfdist role` on another machine. By default the number of
     tasks at the launch. It is for workers of parameter servers, data workers and evaluators; the other roles get

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,16 @@ import tensorflow as tf
 from tfdist_cli.finding import Finding
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.mirrored.collectives import Collectives
+from tfdist_cli.train.engine.mirrored.gradient_reduction import GradientReduction
+from tfdist_cli.train.engine.parameter_server.asynchronous.local_steps import LocalSteps
 from tfdist_cli.train.engine.parameter_server.transport import Transport
-from tfdist_cli.train.model.embeddings import EmbeddingTables
+from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.engine.table_rows import TableRows
+from tfdist_cli.train.model.embeddings import EmbeddingTables, Lookup
 from tfdist_cli.train.model.train_step import ModelStep, values
 from tfdist_cli.train.optimizers.apply import supports_sparse_updates, why_not_fused
+from tfdist_cli.train.optimizers.terms import Terms
 from tfdist_cli.train.variables.placement import PlacementRules
 from tfdist_cli.train.variables.sharding import variable_bytes
 
@@ -98,10 +104,27 @@ class WorkerStep:
         return EmbeddingTables(self.step, self.element_spec, self._min_bytes() if rows else None)
 
     def take(self, batch: Any, tables: EmbeddingTables) -> tuple[float, dict[str, int]]:
-        """Takes the step. Returns its loss, and the bytes that it pulls and pushes."""
-        transport = Transport(self.step.parameters, tables.parameter_indices, self.rules.wire)
-        sizes, loss = tf.function(self._stepping(transport, tables), autograph=False)(batch)[:2]
-        return float(loss), {name: int(size) for name, size in sizes.items()}
+        """Takes the step. Returns its loss, and the bytes that it pulls and pushes.
+
+        If parameters cross once in several steps, it is a step's part of them. Rows that several of these steps look up
+        are counted for each: they cross at most so often.
+        """
+        transport = Transport(
+            self.step.parameters,
+            tables.parameter_indices,
+            self.rules.wire,
+            packed=self.rules.optimized,
+            terms=self._terms(),
+        )
+        whole, sizes, loss = tf.function(self._stepping(transport, tables), autograph=False)(batch)[:3]
+        steps = self.rules.updates.steps_per_round
+        return float(loss), {name: int(size - whole[name]) + int(whole[name]) // steps for name, size in sizes.items()}
+
+    def _terms(self) -> dict[int, Terms]:
+        """What updates take of terms, as far as it crosses with the gradients."""
+        updates = self.rules.updates
+        none = updates.local_steps > 1 or updates.delay_compensation or self.step.updates_within
+        return {} if none else self.step.terms(self.element_spec)
 
     def findings(self, tables: EmbeddingTables, place: str) -> Iterator[Finding]:
         """Yields the large tables that each step fetches completely."""
@@ -135,13 +158,92 @@ class WorkerStep:
 
     def _stepping(self, transport: Transport, tables: EmbeddingTables) -> Callable[[Any], tuple[Any, ...]]:
         step = self.step
+        local = self.rules.updates.local_steps > 1
+        sizes = self._local_steps(transport, tables).sizes if local else transport.sizes
 
         def stepping(batch: Any) -> tuple[Any, ...]:
             lookup = tables.lookup([batch])
+            no_rows = Lookup([replace(each, count=tf.constant(0)) for each in lookup.rows], lookup.positions)
             pulled = transport.pull(lookup)
             scope = tables.parameter_scope(lookup.positions[0])
             result = step.train(pulled.values, values(step.state), values(step.metrics), batch, scope)
             pushed = transport.push(result.gradients, pulled)
-            return transport.sizes(lookup), result.loss, pushed.packed
+            return sizes(no_rows), sizes(lookup), result.loss, pushed.packed
 
         return stepping
+
+    def _local_steps(self, transport: Transport, tables: EmbeddingTables) -> LocalSteps:
+        return LocalSteps(self.step.optimizer, self.step.parameters, tables.parameter_indices, transport, None)
+
+
+class _OwnValues(Collectives):
+    """Stands for the sums over replicas: each is the value of one of them.
+
+    Args:
+        replicas: how many there are.
+        gathers: whether rows of tables would be gathered.
+    """
+
+    def __init__(self, replicas: int, *, gathers: bool) -> None:
+        self.replicas = replicas
+        self._gathers = gathers
+
+    @property
+    def gather(self) -> Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None:
+        return (lambda numbers, rows: (numbers, rows)) if self._gathers else None
+
+    def all_reduce_together(self, values: Sequence[tf.Tensor], context: Any) -> list[tf.Tensor]:  # noqa: ARG002
+        return list(values)
+
+
+class _Bytes(StepTimer):
+    """Adds up bytes, and measures no time."""
+
+    def __init__(self) -> None:
+        super().__init__(on=False)
+        self.sums = [tf.constant(0.0, tf.float64)]
+
+    def add_bytes(self, sizes: Callable[[], Mapping[str, Any]]) -> None:
+        self.sums += [tf.cast(size, tf.float64) for size in sizes().values()]
+
+
+@dataclass(frozen=True)
+class MirroredStep:
+    """The step of a mirrored worker, up to its update.
+
+    Args:
+        step: the model's step, built.
+        element_spec: the `tf.TypeSpec`s of a worker's batch.
+        rules: how gradients become updates.
+        workers: how many workers there are.
+        gathers: whether they have direct connections, over which rows of tables cross.
+    """
+
+    step: ModelStep
+    element_spec: Any
+    rules: Rules
+    workers: int
+    gathers: bool
+
+    def reduced(self, batch: Any) -> int:
+        """Takes the step. Returns the bytes of gradients that the worker adds to the sums of all."""
+        return int(tf.function(self._stepping, autograph=False)(batch))
+
+    def _stepping(self, batch: Any) -> tf.Tensor:
+        step = self.step
+        rules = self.rules if self.gathers else replace(self.rules, embeddings=None)
+        tables = TableRows(step, self.element_spec, rules, batches=self.workers, gathers=True)
+        reduction = GradientReduction(_OwnValues(self.workers, gathers=self.gathers), rules, tables)
+        sent = _Bytes()
+
+        def update(optimizer: Any, gradients: list[Any], variables: list[Any], _assigned: Any) -> list[tf.Tensor]:
+            if optimizer is not None:
+                reduction.summed(optimizer, gradients, variables, None, sent)
+            return values(variables)
+
+        (read,) = tables.read([batch])
+        result = step.train(read.values, values(step.state), values(step.metrics), batch, read.scope, update=update)
+        if not step.updates_within:
+            gradients = read.gradients(result.gradients, summed=tables.summed())
+            update(step.optimizer, gradients, step.parameters, ())
+        return tf.add_n(sent.sums)

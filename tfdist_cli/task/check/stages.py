@@ -151,7 +151,7 @@ class RecipeCheck:
     @cached_property
     def _arguments(self) -> TrainingArguments:
         checkpoints = checkpoints_of_run(self._recipe, self._folder)
-        return training_arguments(self._recipe, self._module, checkpoints, phases=False)
+        return training_arguments(self._recipe, self._module, checkpoints)
 
     @cached_property
     def _shards(self) -> list[Shard]:
@@ -262,7 +262,6 @@ class RecipeCheck:
 
     def _take_steps(self, config: TrainingConfig, batch: Any, spec: Any, base: int) -> None:
         step, traits, workers = self._step, self._environment.traits, len(self._trainers)
-        gradients = costs.bytes_of(step.parameters)
         by_rows = False
         worker_memory = 0
         if traits.has_ps:
@@ -281,18 +280,25 @@ class RecipeCheck:
             for finding in own.findings(tables, self._place_of("model")):
                 self._add(finding)
             self._report.facts(
-                "network", **{f"{name}_bytes": size for name, size in sizes.items()}, tables_by_rows=len(tables.tables)
+                "network",
+                **{f"{name}_bytes": size for name, size in sizes.items()},
+                tables_by_rows=len(tables.tables),
+                at_most=by_rows and config.rules.updates.steps_per_round > 1,
             )
         else:
             loss = math.nan
-            width = tf.as_dtype(config.rules.wire).size
-            reduced = gradients * width // 4 if workers > 1 else 0
-            self._report.facts("network", reduced_bytes=reduced)
+            self._report.facts("network", reduced_bytes=self._reduced(config, batch, spec) if workers > 1 else 0)
         if not by_rows:  # an update of a whole table would take more memory here than any task has
             loss = self._engine_step(config, spec)
         self._report.facts("step", loss=loss if math.isfinite(loss) else str(loss))
         self._check_loss(loss)
         self._report_memory(base, worker_memory)
+
+    def _reduced(self, config: TrainingConfig, batch: Any, spec: Any) -> int:
+        """Returns the bytes that a mirrored worker adds to the sums of a step."""
+        direct = self._cluster.communication in (None, "auto") and not tf.config.list_logical_devices("GPU")
+        with self._stage("taking a worker's step", "model"), data_errors_explained(self._step.model):
+            return costs.MirroredStep(self._step, spec, config.rules, len(self._trainers), direct).reduced(batch)
 
     def _engine_step(self, config: TrainingConfig, spec: Any) -> float:
         """Takes a whole step with its update, and evaluates a batch. Returns the loss."""

@@ -18,14 +18,34 @@ from tfdist_cli.errors import UsageError
 from tfdist_cli.spec.path_scheme import Location
 from tfdist_cli.storage.parquet import pyarrow_parquet
 from tfdist_cli.storage.remote_file import open_location
+from tfdist_cli.task.prediction.conversion import converted
 
 Arrays = Mapping[str, Any]
-"""The columns or arrays of some examples by name."""
+"""The columns or arrays of some examples by name; see `Examples`."""
 Part = tuple[int, Arrays]
 """The number of a part, and its examples."""
 ONLY = "x"
 """The name of the array of a .npy file, which has none."""
 _NUMBERED = re.compile(r"_\d+$")
+
+
+class Examples(dict[str, Any]):
+    """The columns or arrays of a part by name.
+
+    Args:
+        arrays: the columns or arrays.
+        path: their file.
+        first: the number of the part's first example in the file, from 0.
+        lines: the line of each example, if the file has lines.
+    """
+
+    def __init__(self, arrays: Arrays, path: Location, first: int, lines: Sequence[int] = ()) -> None:
+        super().__init__(arrays)
+        self._path, self._first, self._lines = path, first, lines
+
+    def place(self, row: int) -> str:
+        """Returns where an example of this part is, for a message."""
+        return f"{self._path}:{self._lines[row]}" if self._lines else f"{self._path}, example {self._first + row + 1}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,7 @@ def read(path: Location, reading: Reading, ended: Callable[[int], None]) -> Iter
         ended: called with the number of examples, as soon as it is known.
 
     Raises:
-        UsageError: the file does not exist, is of another kind, or lacks a column.
+        UsageError: the file does not exist, is of another kind, or lacks a column or a value.
     """
     suffix = Path(path.name).suffix
     if suffix not in READERS:
@@ -100,7 +120,7 @@ def _npy(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int]
         rows, slices = _remote_array(file, path)
     ended(rows)
     for part, first, last in reading.bounds(rows):
-        yield part, {ONLY: np.asarray(slices(slice(first, last)))}
+        yield part, Examples({ONLY: np.asarray(slices(slice(first, last)))}, path, first)
 
 
 def _remote_array(file: BinaryIO, path: Location) -> tuple[int, Callable[[slice], np.ndarray]]:
@@ -140,31 +160,55 @@ def _npz(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int]
     rows = next(iter(lengths.values()), 0)
     ended(rows)
     for part, first, last in reading.bounds(rows):
-        yield part, {name: array[first:last] for name, array in arrays.items()}
+        yield part, Examples({name: array[first:last] for name, array in arrays.items()}, path, first)
 
 
 def _csv(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
     with TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        rows = csv.reader(text)
-        header = next(rows, [])
+        reader = csv.reader(text)
+        header = next(reader, [])
         names = _chosen(header, reading, path)
         places = [header.index(name) for name in names]
-        part = count = 0
-        while True:
+        rows = _rows(reader, path, max(places, default=-1) + 1, len(header))
+        part = count = size = 0
+        while part == 0 or size == reading.part_size:
             if reading.wanted(part):
                 found = list(islice(rows, reading.part_size))
                 size = len(found)
                 if size:
-                    columns = ([row[place] for row in found] for place in places)
-                    yield part, dict(zip(names, map(np.asarray, columns), strict=True))
+                    columns = (np.asarray([row[place] for _, row in found]) for place in places)
+                    lines = [line for line, _ in found]
+                    yield part, Examples(dict(zip(names, columns, strict=True)), path, count, lines)
             else:
-                before = rows.line_num
                 last = deque(enumerate(islice(rows, reading.part_size), 1), maxlen=1)
-                size = last[0][0] if rows.line_num > before and last else 0
+                size = last[0][0] if last else 0
             count, part = count + size, part + 1
-            if size < reading.part_size:
-                ended(count)
+        ended(count)
+
+
+def _rows(reader: Any, path: Location, needed: int, width: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows that a `csv.reader` reads, each with its line.
+
+    Args:
+        reader: the `csv.reader`.
+        path: its file.
+        needed: how many values of a row are needed.
+        width: how many it should have.
+
+    Raises:
+        UsageError: a row has fewer values than needed. Empty lines at the end are no rows.
+    """
+    for row in reader:
+        line = reader.line_num
+        if len(row) < needed:
+            if not row and not any(reader):
                 return
+            raise UsageError(
+                f"{path}:{line}: the row has {len(row)} of {width} values",
+                code="row-incomplete",
+                hint="complete the row, or remove it",
+            )
+        yield line, row
 
 
 def _parquet(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[int], None]) -> Iterator[Part]:
@@ -178,7 +222,7 @@ def _parquet(file: BinaryIO, path: Location, reading: Reading, ended: Callable[[
             groups = [number for number in range(len(sizes)) if starts[number] < last and starts[number + 1] > first]
             table = opened.read_row_groups(groups, columns=names)
             table = table.slice(first - int(starts[groups[0]]), last - first)
-            yield part, {name: _column(table.column(name)) for name in names}
+            yield part, Examples({name: _column(table.column(name)) for name in names}, path, first)
 
 
 def _column(column: Any) -> np.ndarray:
@@ -207,22 +251,23 @@ def bound(arrays: Arrays, specs: Mapping[str, tuple[tuple[int | None, ...], Any]
         specs: the shape of an example and the NumPy type of each input, by name.
 
     Raises:
-        UsageError: an input has no columns, or they have another shape or type.
+        UsageError: an input has no columns, they have another shape, or a value is none of the input's type.
     """
     bound_arrays = {}
     for name, (shape, dtype) in specs.items():
-        own = list(arrays.values()) if len(specs) == 1 else _of_input(name, arrays)
+        own = arrays if len(specs) == 1 else _of_input(name, arrays)
         if not own:
             raise UsageError(
                 f"the data has no column for the model's input {name!r}: it has {', '.join(arrays)}",
                 code="input-without-column",
                 hint=f"the inputs are {', '.join(specs)}; name the columns after them",
             )
+        place = arrays.place if isinstance(arrays, Examples) else "example {}".format
         try:
-            whole = own[0] if len(own) == 1 else np.stack(own, axis=1)
-            typed = whole.astype(object if dtype is object else dtype)
+            columns = [converted(np.asarray(each), dtype, column=key, place=place) for key, each in own.items()]
+            typed = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
             fixed = [size for size in shape if size is not None]
-            bound_arrays[name] = typed.reshape(len(whole), *shape) if len(fixed) == len(shape) else typed
+            bound_arrays[name] = typed.reshape(len(typed), *shape) if len(fixed) == len(shape) else typed
         except (ValueError, TypeError) as error:
             raise UsageError(
                 f"the model's input {name!r} takes examples of shape {list(shape)}, and the data has another: {error}",
@@ -232,7 +277,7 @@ def bound(arrays: Arrays, specs: Mapping[str, tuple[tuple[int | None, ...], Any]
     return bound_arrays
 
 
-def _of_input(name: str, arrays: Arrays) -> list[Any]:
+def _of_input(name: str, arrays: Arrays) -> Arrays:
     if name in arrays:
-        return [arrays[name]]
-    return [array for column, array in arrays.items() if _NUMBERED.sub("", column) == name and column != name]
+        return {name: arrays[name]}
+    return {key: array for key, array in arrays.items() if _NUMBERED.sub("", key) == name and key != name}

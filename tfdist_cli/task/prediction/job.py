@@ -155,13 +155,16 @@ def _stamp(path: Location) -> list[Any]:
     return [found.st_mtime_ns] if path.is_dir() else [found.st_size, found.st_mtime_ns]
 
 
-def model_of(run: Location, checkpoints: Location, step: int | None) -> tuple[Location, int | None]:
+def model_of(
+    run: Location, checkpoints: Location, step: int | None, *, saves: bool = False
+) -> tuple[Location, int | None]:
     """Returns the newest form of a run's model: its export, unless a checkpoint was written after it.
 
     Args:
         run: the run's directory, or its address.
         checkpoints: the folder of its checkpoints.
         step: the step of a checkpoint to use instead.
+        saves: whether its recipe saves checkpoints.
 
     Returns:
         The export and None, or the checkpoint and its step.
@@ -177,6 +180,12 @@ def model_of(run: Location, checkpoints: Location, step: int | None) -> tuple[Lo
             f"no checkpoint of step {step} exists",
             code="checkpoint-not-found",
             hint=f"the checkpoints in {checkpoints} are of steps {', '.join(map(str, sorted(saved))) or 'none'}",
+        )
+    if newest is None and not exports and saves:
+        raise UsageError(
+            f"{run} has no export, and the run ended before its first checkpoint, or has not reached it yet",
+            code="no-model-in-run",
+            hint="if it has ended, launch it again with the same --run-dir, with more frequent checkpoints",
         )
     if newest is None and not exports:
         raise UsageError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,12 @@ from tfdist_cli.task.prediction.inputs import ONLY, Arrays, bound
 from tfdist_cli.task.prediction.job import PredictionJob
 from tfdist_cli.train.model.train_step import last_build_spec
 from tfdist_cli.train.tf_compat.keras_model import structure_of
+from tfdist_cli.train.trainer.checks import data_errors_explained
 
+_ID = re.compile(
+    r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)\s+"
+    r"\[\[\{\{node (?:[^}]*/)?(?P<scope>[^/}]+)/[^/}]+\}\}"
+)
 OUTPUT = "prediction"
 """The name of an output that has none."""
 
@@ -65,17 +71,21 @@ class TrainedModel:
             return [ONLY]
         return [spec.name or f"{ONLY}_{number}" for number, spec in enumerate(specs)]
 
+    def _data_errors_explained(self) -> AbstractContextManager[None]:
+        return data_errors_explained(self.owner) if isinstance(self.owner, keras.Model) else nullcontext()
+
     def predict(self, inputs: Any, batch_size: int) -> dict[str, np.ndarray]:
         """Predicts some examples, batch by batch.
 
         Raises:
-            TrainingError: a prediction is not an array of the examples.
+            TrainingError: a prediction is not an array of the examples, or the model cannot take a value.
         """
         rows = len(tf.nest.flatten(inputs)[0])
         batches = []
         for first in range(0, rows, batch_size):
             batch = tf.nest.map_structure(lambda array, at=first: array[at : at + batch_size], inputs)
-            batches.append(self.call(tf.nest.map_structure(tf.convert_to_tensor, batch)))
+            with self._data_errors_explained(), _ids_explained(self.owner):
+                batches.append(self.call(tf.nest.map_structure(tf.convert_to_tensor, batch)))
         columns = zip(*map(tf.nest.flatten, batches), strict=True)
         arrays = [np.concatenate([each.numpy() for each in column]) for column in columns]
         if any(len(array) != rows for array in arrays):
@@ -85,6 +95,40 @@ class TrainedModel:
                 hint="return tensors whose first dimension is that of the batch",
             )
         return dict(zip(_output_names(batches[0]), arrays, strict=True))
+
+
+@contextmanager
+def _ids_explained(owner: Any) -> Iterator[None]:
+    """Names the id that a table does not have, and the layer, also of a SavedModel, which has variables only.
+
+    Raises:
+        TrainingError: there is one.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        match = _ID.search(str(error))
+        if match is None:
+            raise
+        number, rows = int(match["id"]), int(match["rows"])
+        number -= rows if number < 0 else 0  # Keras counts negative ids from the end
+        layer = _layer(owner, match["scope"], rows)
+        raise TrainingError(
+            f"{ONLY} has the id {number}, and the layer {layer} has the ids 0 to {rows - 1}",
+            code="id-out-of-range",
+            hint="remove this id from the data, or predict with a model that has it",
+        ) from error
+
+
+def _layer(owner: Any, scope: str, rows: int) -> str:
+    """Returns the name of the layer with so many rows that an op belongs to, or several names.
+
+    TensorFlow numbers scopes of one name: that of the layer `embedding` may be `embedding_1`, as that of another layer.
+    """
+    tables = [variable for variable in owner.variables if variable.shape and variable.shape[0] == rows]
+    names = [(getattr(table, "path", None) or table.name).split("/")[-2:][0] for table in tables]
+    found = [name for name in names if re.fullmatch(rf"{re.escape(name)}(_\d+)?", scope)]
+    return " or ".join(map(repr, found or [scope]))
 
 
 def _output_names(outputs: Any) -> list[str]:

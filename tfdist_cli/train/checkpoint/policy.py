@@ -36,6 +36,8 @@ class CheckpointPolicy:
     Args:
         enabled: whether the training has checkpoints. A training without them still terminates on SIGTERM.
         every_steps: global steps from one checkpoint to the next; None for none because of steps.
+        steps_per_round: steps that make an update together, counted from the first one of an epoch. A checkpoint waits
+            for the end of the round, so that it changes no update.
         every_seconds: seconds from one checkpoint to the next; None for none because of time. Only the chief has it.
         termination_requested: returns whether this process received SIGTERM.
         clock: returns seconds that never decrease.
@@ -46,22 +48,35 @@ class CheckpointPolicy:
         *,
         enabled: bool,
         every_steps: int | None = None,
+        steps_per_round: int = 1,
         every_seconds: float | None = None,
         termination_requested: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._enabled = enabled
         self._every_steps = every_steps if enabled else None
+        self._steps_per_round = steps_per_round
+        self._begun_at = 0
+        """The step from which the training was to go on to `last_step`."""
         self._every_seconds = every_seconds if enabled else None
         self._termination_requested = termination_requested
         self._clock = clock
         self._saved_at = clock()
         self._deferred = False
 
-    def last_step(self, step: int, target: int) -> int:
-        """Returns the step to train to from `step`: `target`, or an earlier one at which a checkpoint is due."""
-        every = self._every_steps
-        return min(target, (step // every + 1) * every) if every else target
+    def last_step(self, step: int, target: int, first: int = 0) -> int:
+        """Returns the step to train to from `step`: `target`, or an earlier one at which a checkpoint is due.
+
+        Args:
+            step: global steps done.
+            target: the step to train to without checkpoints.
+            first: the step at which the epoch began.
+        """
+        self._begun_at, every = step, self._every_steps
+        if not every:
+            return target
+        due = (step // every + 1) * every
+        return min(target, due + (first - due) % self._steps_per_round)
 
     def wants_pause(self) -> bool:
         """Returns whether this task has a request, for which training has to pause at the same step on all tasks."""
@@ -84,7 +99,8 @@ class CheckpointPolicy:
             requests: at a pause, the sum of all tasks' `requests`.
         """
         if requests is None:
-            terminate, save = False, bool(self._every_steps) and step % (self._every_steps or 1) == 0
+            every = self._every_steps
+            terminate, save = False, bool(every and step // every > self._begun_at // every)
         else:
             terminate, save = (bool(count) for count in requests)
         if terminate:

@@ -354,7 +354,7 @@ def _parameter_server(environment: Environment, _links: _Links, lifelines: tuple
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     eager_context.keep_remote_functions()
     use_tables_in_conditions()
-    keras_model.adapt(strategy)
+    keras_model.adapt(strategy, compiles=False)
     exit_hooks.stop_at_exit(partial(stop_workers, strategy))
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, Placement(strategy))
@@ -368,7 +368,7 @@ def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[i
     strategy = tf.distribute.OneDeviceStrategy(CHIEF_DEVICE)
     eager_context.keep_remote_functions()
     stages = Stages(strategy, len(_workers(environment)))
-    keras_model.adapt(strategy, stages.computing)
+    keras_model.adapt(strategy, stages.computing, compiles=False)
     atexit.register(_leave_at_exit)
     return ClusterContext(environment, strategy, lifelines, stages=stages)
 

@@ -48,7 +48,8 @@ class DividedBatches:
             raise TrainingError(
                 "updates.batch: proportional needs batches of one size, and these may have any",
                 code="batch-size-unknown",
-                hint="make the batches with dataset.batch(N, drop_remainder=True)",
+                hint="make the batches with dataset.batch(N, drop_remainder=True), where arrays are "
+                "tf.data.Dataset.from_tensor_slices((x, y))",
             )
         return cls(batch, workers, _with_first(element_spec, None))
 

@@ -34,6 +34,7 @@ class Rules:
         phases: whether the phases of each step are measured, which takes some time.
         optimized: whether executions take the fast path; see `fallback.py`.
         micro_batches: the parts of a batch that pass through the stages of a model one after the other.
+        builds_first: whether the functions of the long run are built before the first steps, not after some.
     """
 
     updates: Updates = field(default_factory=Updates)
@@ -44,6 +45,7 @@ class Rules:
     phases: bool = False
     optimized: bool = True
     micro_batches: int = 1
+    builds_first: bool = False
 
 
 DEFAULT_RULES = Rules()

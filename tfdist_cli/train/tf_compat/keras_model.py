@@ -358,7 +358,12 @@ def global_seed_generator(generator: Any) -> Iterator[None]:
         global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, before)
 
 
-def adapt(strategy: tf.distribute.Strategy, computing: Callable[[], Any] = contextlib.nullcontext) -> None:
+def adapt(
+    strategy: tf.distribute.Strategy,
+    computing: Callable[[], Any] = contextlib.nullcontext,
+    *,
+    compiles: bool = True,
+) -> None:
     """Lets models of this strategy predict and evaluate in the calling process, and refuse to `fit`.
 
     Keras gives each batch to all replicas and collects what they return: with several workers it waits for calls that
@@ -372,9 +377,11 @@ def adapt(strategy: tf.distribute.Strategy, computing: Callable[[], Any] = conte
     Args:
         strategy: the strategy.
         computing: the context in which the model is called.
+        compiles: whether XLA may compile the model: it cannot read variables of other tasks.
     """
     for name in _SCORING:
-        setattr(TensorFlowTrainer, name, _local(getattr(TensorFlowTrainer, name), strategy, computing))
+        method = getattr(TensorFlowTrainer, name)
+        setattr(TensorFlowTrainer, name, _local(method, strategy, computing, compiles=compiles))
     for name in _TRAINING:
         setattr(TensorFlowTrainer, name, _refused(getattr(TensorFlowTrainer, name), strategy))
 
@@ -392,6 +399,8 @@ def _local(
     method: Callable[..., Any],
     strategy: tf.distribute.Strategy,
     computing: Callable[[], Any] = contextlib.nullcontext,
+    *,
+    compiles: bool = True,
 ) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -404,10 +413,19 @@ def _local(
                 hint="start the model with keras.Input, or call model.build(input_shape) in tfdist.scope() on every "
                 "task",
             )
-        with _without_strategy(model), computing():
+        with _without_strategy(model), contextlib.nullcontext() if compiles else _without_xla(model), computing():
             return method(model, *args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def _without_xla(model: keras.Model) -> Iterator[None]:
+    own, model.jit_compile = model.jit_compile, False
+    try:
+        yield
+    finally:
+        model.jit_compile = own
 
 
 @contextlib.contextmanager

@@ -273,7 +273,7 @@ class TrainingLoop:
                 if self._schedule.begins_pass(self._done):
                     self._engine.begin_pass()
         while not self._is_stopped() and self._done < (target := min(self._reach(epoch), stops_at)):
-            boundary = self._policy.last_step(self._done, target)
+            boundary = self._policy.last_step(self._done, target, self._schedule.first_step(epoch))
             ends_group = boundary != target or boundary in (self._schedule.last_step(epoch), stops_at)
             self._train(epoch, boundary, ends_group=ends_group)
             self._save_or_terminate()
@@ -594,6 +594,7 @@ def _checkpoint_policy(config: TrainingConfig, engine: Engine, sigterm: SigtermR
     return CheckpointPolicy(
         enabled=checkpoints is not None,
         every_steps=checkpoints.every_steps if checkpoints else None,
+        steps_per_round=1 if engine.synchronous else config.rules.updates.steps_per_round,
         every_seconds=checkpoints.every_seconds if checkpoints and engine.is_chief else None,
         termination_requested=sigterm.is_received,
     )

@@ -73,17 +73,30 @@ def restore_checkpoint(engine: Engine, step: ModelStep, config: TrainingConfig) 
 
     Raises:
         TrainingError: there are checkpoints, and all of them are damaged; or the folder is not writable; or the data to
-            count is empty.
+            count is empty. All tasks raise an error.
     """
-    checkpoint = None
-    if config.checkpoints and engine.is_chief:
-        checkpoint = _restore(config.checkpoints.folder, step)
+    checkpoint = _restored_by_chief(engine, step, config.checkpoints.folder) if config.checkpoints else None
     config = _with_length(engine, config, checkpoint.state if checkpoint else TrainingState(0, 0))
     if config.checkpoints is None:
         return StartPoint(), config
     own = _counts(checkpoint.state, engine, config) if checkpoint else (0, 0, 0)
     done, origin, batches = (int(number) for number in engine.total(np.array(own, np.float64)))
     return StartPoint(done, origin, batches, checkpoint), config
+
+
+def _restored_by_chief(engine: Engine, step: ModelStep, folder: CheckpointFolder) -> StoredCheckpoint | None:
+    """Restores the newest checkpoint on the chief, where there is one. If that fails, no task waits for the chief."""
+    checkpoint, failure = None, None
+    if engine.is_chief:
+        try:
+            checkpoint = _restore(folder, step)
+        except TrainingError as error:
+            failure = error
+    if engine.total(np.array([float(failure is not None)]))[0]:
+        raise failure or TrainingError(
+            "the chief cannot use the checkpoints", code="chief-failed", hint="see the chief's error"
+        )
+    return checkpoint
 
 
 def _with_length(engine: Engine, config: TrainingConfig, state: TrainingState) -> TrainingConfig:

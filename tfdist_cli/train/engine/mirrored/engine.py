@@ -248,7 +248,7 @@ class MirroredEngine:
 
     def _size(self, wanted: int) -> int:
         """Steps in the next execution, the same on all tasks."""
-        return unrolled_steps(wanted, self._operations, self._taken)
+        return wanted if self._rules.builds_first else unrolled_steps(wanted, self._operations, self._taken)
 
     def operations(self) -> int:
         """See `Engine.operations`."""

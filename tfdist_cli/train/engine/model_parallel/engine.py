@@ -187,7 +187,8 @@ class ModelParallelEngine:
     def _executions(self, steps: int, first: int, most: int, pause: Pause, *, adapts: bool) -> Iterator[Execution]:
         left, start = steps, first
         while left and not pause.agreed():
-            size = unrolled_steps(most, self._operations, self._taken) if adapts else most
+            grows = adapts and not self._rules.builds_first
+            size = unrolled_steps(most, self._operations, self._taken) if grows else most
             count = size if left >= size and self._rules.optimized else 1
             vote = float(pause.wanted())
             if count not in self._functions:

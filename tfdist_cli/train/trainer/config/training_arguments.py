@@ -91,6 +91,7 @@ class TrainingArguments:
         repeat: whether the data starts again when it ends; by default if its length is known. Then each pass begins
             with an epoch, as in Keras.
         phases: whether the time of each phase of a step is measured.
+        builds_first: see `Rules`.
         evaluator_stops: whether the evaluator may stop the training, see `CheckpointScores`.
 
     Raises:
@@ -111,6 +112,7 @@ class TrainingArguments:
     embeddings: EmbeddingRule | None = DEFAULT_EMBEDDINGS
     jit: Jit = False
     phases: bool = False
+    builds_first: bool = False
     micro_batches: int = 1
     initial_epoch: int = 0
     verbose: Verbose = "auto"
@@ -248,7 +250,8 @@ class TrainingArguments:
     def _rules(self) -> Rules:
         updates, learning_rate = self.updates or Updates(), self.learning_rate or LearningRate()
         parts = self.micro_batches
-        return Rules(updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases, micro_batches=parts)
+        given = updates, learning_rate, self.wire, self.embeddings, self.jit, self.phases
+        return Rules(*given, micro_batches=parts, builds_first=self.builds_first)
 
     def share_of(self, data: DatasetFunction, *, coordinated: bool) -> Sharing:
         """Returns what each worker sees of some data.

@@ -11,7 +11,7 @@ from tests.support.compare import batches, classifier
 from tests.support.local_coordinator import NoPause, local_engine
 from tests.train.engine.parameter_server.asynchronous.test_state_merging import Keeping
 from tfdist_cli.spec.sections.updates import Updates
-from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.base import DEFAULT_RULES, Rules
 from tfdist_cli.train.engine.parameter_server.asynchronous import unrolled
 from tfdist_cli.train.engine.parameter_server.asynchronous.unrolled import UnrolledFunctions
 
@@ -52,7 +52,7 @@ def test_what_is_compiled_changes_nothing_and_is_what_the_training_runs(updates,
     assert int(next(layer for layer in model.layers if isinstance(layer, Keeping)).count) == 42
 
 
-def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None, runs=lambda: None):
+def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None, runs=lambda: None, rules=DEFAULT_RULES):
     """Functions whose trace calls `trace` in each round, and which each worker calls `runs` for and fails to run."""
     made = []
 
@@ -76,6 +76,7 @@ def functions(trace=lambda: None, *, rounds=3, workers=1, fails=None, runs=lambd
         element_spec=tf.TensorSpec([]),
         seeds=SimpleNamespace(numbers=lambda step: [step]),
         rehearsal=rehearsal,
+        rules=rules,
     )
     made.append(UnrolledFunctions(context, lambda _count: function))
     return made[0]
@@ -169,6 +170,14 @@ def test_the_end_of_a_training_ends_the_thread():
     compiled.close()
     assert not compiled._thread.is_alive()
     assert not compiled.is_ready(5, None)
+
+
+def test_a_training_that_builds_first_waits_for_the_function():
+    traced = []
+    own = functions(lambda: traced.append(1), rules=Rules(builds_first=True))
+    assert own.is_ready(4, None)
+    assert len(traced) == 3
+    own.close()
 
 
 def test_another_training_compiles_what_the_one_before_did_not():

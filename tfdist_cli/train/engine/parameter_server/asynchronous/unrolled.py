@@ -74,6 +74,9 @@ class UnrolledFunctions:
             )
             self._thread.start()
             end_at_exit(self._end, self._thread)
+            if self._context.rules.builds_first:
+                with self.training_waits():
+                    self._thread.join()
         return count in self._ready
 
     @contextmanager
