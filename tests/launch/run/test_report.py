@@ -155,6 +155,15 @@ def test_an_interrupted_job(played):
     assert job.report.failures == ()
 
 
+@pytest.mark.parametrize(
+    ("records", "last"),
+    [([("progress", 5)], 5), ([("progress", 5), ("checkpoint", 10)], 10), ([("checkpoint", 5), ("progress", 8)], 8)],
+)
+def test_how_far_a_training_came_that_was_not_done(played, records, last):
+    job = played(CHIEF).at(1, *(record(CHIEF, kind, step=at, path=f"/c/{at}") for kind, at in records))
+    assert job.at(2, Exited(CHIEF, 1)).report.as_json()["step"] == last
+
+
 def test_warnings(played):
     job = played(CHIEF, PS, EVALUATOR).at(1, Exited(CHIEF, 0)).at(51, Tick()).at(81, Tick()).at(91, Tick())
     job.logs.write(PS, "stdout", b"no folder was made for it")

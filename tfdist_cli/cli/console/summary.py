@@ -146,6 +146,8 @@ def _facts(report: Report, run_dir: Location) -> Iterator[tuple[str, str]]:
         step, examples, seconds = (result.get(key) for key in ("step", "examples", "seconds"))
         begun = f"from step {result['first']} " if result.get("first") else ""
         yield "training", f"{begun}to step {step}, {examples} examples in {seconds} s"
+    elif report.last_step is not None:
+        yield "training", f"to step {report.last_step}"
     yield from zip(chain(["workers"], repeat("")), _worker_lines(report), strict=False)
     if report.metrics:
         yield "metrics", metrics_text(report.metrics)

@@ -109,6 +109,7 @@ class Report:
         signum: the signal to the launcher that ended the job.
         code: the code of the headline's problem.
         workers: what each worker did, by its name, in the order of their numbers.
+        last_step: the last global step that is known, also of a training that was not done.
     """
 
     exit_code: int
@@ -127,6 +128,7 @@ class Report:
     signum: int | None = None
     code: str = ""
     workers: Mapping[str, WorkerFigures] = field(default_factory=dict)
+    last_step: int | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -162,7 +164,7 @@ class Report:
             "resizes": [resize_as_json(resize) for resize in self.resizes],
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
-            "step": self.result.get("step"),
+            "step": self.last_step,
             "examples": self.result.get("examples"),
             "training_seconds": self.result.get("seconds"),
             "metrics": self.metrics,
@@ -261,6 +263,7 @@ def make_report(state: JobState, snapshot: RunSnapshot, logs: TaskLogs, seconds:
         state.signum,
         code,
         dict(snapshot.workers),
+        snapshot.last_step,
     )
 
 

@@ -124,6 +124,13 @@ class RunSnapshot:
         self._damaged: dict[str, str] = {}
 
     @property
+    def last_step(self) -> int | None:
+        """The last global step that is known: the training's last one, a checkpoint's or that of the last progress."""
+        known = [*self.checkpoints.values(), *([self.progress.step] if self.progress else [])]
+        found = number(self.result.get("step"))
+        return max(known, default=None) if found is None else int(found)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Problems that tasks reported: checkpoints and metrics that could not be written, damaged checkpoints."""
         warnings = [*self._damaged.values()]
