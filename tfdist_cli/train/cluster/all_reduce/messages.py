@@ -144,7 +144,8 @@ def _differs(sent: str, expected: str) -> TrainingError:
     return TrainingError(
         f"{sent}, and this task expects {expected}",
         code="sums-differ",
-        hint="run the same program on every task, with the same model and batches of the same shapes",
+        hint="run the same program on every task, with the same model and batches of the same shapes; end the program "
+        "after an error in a call of tfdist that only one task had, such as that of a callback",
     )
 
 
