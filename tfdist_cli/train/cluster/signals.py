@@ -14,7 +14,7 @@ _WAKE = signal.SIGURG
 _AGAIN = 0.05
 """Seconds after which the main thread gets `_WAKE` again: it may have been about to wait."""
 _LOOK_SECONDS = 0.001
-"""How often it is looked whether a signal has another handler. A signal in between is lost."""
+"""How often it is looked whether a signal has another handler."""
 
 
 class _Action:
@@ -50,7 +50,8 @@ def sigterm_kept() -> Iterator[None]:
 
     The preemption notifier of TensorFlow's coordination service installs a handler, which Python does not know of. It
     notes the signal for those who ask, and the process continues: `kill`, a launcher or a scheduler could not end it.
-    TensorFlow then waits for other tasks. So a thread looks for it meanwhile.
+    TensorFlow then waits for other tasks. So a thread looks for it meanwhile. It can do so only while no other thread holds
+    Python's lock: a signal that arrives between is lost.
     """
     action, ended = _Action(signal.SIGTERM), threading.Event()
 
