@@ -50,8 +50,8 @@ def sigterm_kept() -> Iterator[None]:
 
     The preemption notifier of TensorFlow's coordination service installs a handler, which Python does not know of. It
     notes the signal for those who ask, and the process continues: `kill`, a launcher or a scheduler could not end it.
-    TensorFlow then waits for other tasks. So a thread looks for it meanwhile. It can do so only while no other thread holds
-    Python's lock: a signal that arrives between is lost.
+    TensorFlow then waits for other tasks. So a thread looks for it meanwhile. It can do so only while no other thread
+    holds Python's lock: a signal that arrives before is lost.
     """
     action, ended = _Action(signal.SIGTERM), threading.Event()
 
