@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,26 @@ def test_sigterm_ends_mirrored_tasks_outside_of_a_training(cluster):
     for task in tasks.tasks:
         tasks.processes[task].send_signal(signal.SIGTERM)
     assert [tasks.code_of(task, timeout=25) for task in tasks.tasks] == [-signal.SIGTERM] * 2, tasks.outputs()
+
+
+def test_sigterm_ends_mirrored_tasks_that_connect(cluster):
+    """TensorFlow has a handler of its own for a moment: the signal is sent as soon as the kernel shows one."""
+    tasks = cluster(**MIRRORED)
+    (tasks.folder / "scope.py").write_text(SCOPE)
+    for task in tasks.tasks:
+        tasks.start([sys.executable, "scope.py", str(tasks.folder / task)], task)
+    signalled = tasks.processes[tasks.tasks[0]]
+    while not _catches(signalled.pid, signal.SIGTERM):
+        assert signalled.poll() is None, tasks.outputs()
+    signalled.send_signal(signal.SIGTERM)
+    assert tasks.code_of(tasks.tasks[0], timeout=25) == -signal.SIGTERM, tasks.outputs()
+    assert tasks.code_of(tasks.tasks[1], timeout=25) != 0, tasks.outputs()
+
+
+def _catches(pid, number):
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return int(caught.split()[1], 16) >> (number - 1) & 1
 
 
 PROGRAM = """

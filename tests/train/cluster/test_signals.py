@@ -91,7 +91,7 @@ def test_a_handler_that_python_does_not_know_of_is_replaced_by_that_of_before():
     received, ignored = threading.Event(), ctypes.c_void_p(1)  # SIG_IGN of C
     before = signal.signal(signal.SIGTERM, lambda *_: received.set())
     try:
-        with sigterm_kept():
+        with sigterm_kept(_no_notice):
             ctypes.CDLL(None).signal(int(signal.SIGTERM), ignored)
             deadline = time.monotonic() + LONG
             while not received.wait(0.01) and time.monotonic() < deadline:
@@ -106,8 +106,32 @@ def test_a_handler_that_python_does_not_know_of_is_replaced_by_that_of_before():
 
 
 def test_without_another_handler_nothing_changes():
-    with sigterm_kept():
+    with sigterm_kept(_no_notice):
         own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         signal.signal(signal.SIGTERM, own)
     assert signal.getsignal(signal.SIGTERM) is own
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_signal_that_tensorflow_took_is_received_again(noticed):
+    received, asked = threading.Event(), threading.Event()
+
+    def await_notice(seconds):
+        assert seconds > 1, "the notifier looks once a second"
+        asked.set()
+        return noticed
+
+    before = signal.signal(signal.SIGTERM, lambda *_: received.set())
+    try:
+        with sigterm_kept(await_notice):
+            assert not asked.is_set(), "the handler is TensorFlow's yet"
+        assert asked.wait(LONG)
+        next((each.join() for each in threading.enumerate() if each.name == "tfdist-sigterm-notice"), None)
+        assert received.wait(LONG if noticed else 0.0) == noticed
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _no_notice(seconds):
+    return False

@@ -28,6 +28,11 @@ def test_a_process_without_a_cluster_has_no_addresses():
     assert eager_context.cluster_addresses() == []
 
 
+def test_without_a_coordination_service_no_notice_of_sigterm_comes():
+    assert not eager_context.await_sigterm_notice(60)
+    assert not hasattr(tf.config, "get_config_key_value")
+
+
 def test_the_seed_can_be_set_in_public_and_not_be_read():
     before = eager_context.global_seed()
     tf.random.set_seed(7)

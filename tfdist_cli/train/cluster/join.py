@@ -374,7 +374,7 @@ def _model_parallel(environment: Environment, _links: _Links, lifelines: tuple[i
 
 
 def _multi_worker_mirrored(environment: Environment, links: _Links, lifelines: tuple[int, ...]) -> ClusterContext:
-    with sigterm_kept():
+    with sigterm_kept(eager_context.await_sigterm_notice):
         strategy = multi_worker_strategy(environment)
     replicas.record_assignments(strategy, len(environment.members))
     keras_model.adapt(strategy)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _WAKE = signal.SIGURG
@@ -15,6 +16,8 @@ _AGAIN = 0.05
 """Seconds after which the main thread gets `_WAKE` again: it may have been about to wait."""
 _LOOK_SECONDS = 0.001
 """How often it is looked whether a signal has another handler."""
+_NOTICE_SECONDS = 5.0
+"""The notifier looks once a second whether it has received a signal."""
 
 
 class _Action:
@@ -45,19 +48,28 @@ class _Action:
 
 
 @contextmanager
-def sigterm_kept() -> Iterator[None]:
+def sigterm_kept(await_notice: Callable[[float], bool]) -> Iterator[None]:
     """Keeps what SIGTERM does in this process, whatever TensorFlow does within the context.
 
     The preemption notifier of TensorFlow's coordination service installs a handler, which Python does not know of. It
     notes the signal for those who ask, and the process continues: `kill`, a launcher or a scheduler could not end it.
     TensorFlow then waits for other tasks. So a thread looks for it meanwhile. It can do so only while no other thread
-    holds Python's lock: a signal that arrives before is lost.
+    holds Python's lock. A signal that arrives before is the notifier's; this process receives it again afterwards, as
+    do those of the other tasks: one that ends makes all end.
+
+    Args:
+        await_notice: waits up to some seconds until the notifier has told of a signal to any task. Returns whether it
+            has.
     """
     action, ended = _Action(signal.SIGTERM), threading.Event()
 
     def keep() -> None:
         while not ended.wait(_LOOK_SECONDS):
             action.restore()
+
+    def repeat() -> None:
+        if await_notice(_NOTICE_SECONDS):
+            os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=keep, name="tfdist-sigterm", daemon=True)
     thread.start()
@@ -67,6 +79,7 @@ def sigterm_kept() -> Iterator[None]:
         ended.set()
         thread.join()
         action.restore()
+    threading.Thread(target=repeat, name="tfdist-sigterm-notice", daemon=True).start()
 
 
 @contextmanager

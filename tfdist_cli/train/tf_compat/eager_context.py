@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.failure_handling.failure_handling import PREEMPTION_KEY
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_random_ops
 
@@ -52,6 +53,25 @@ def gpu_options() -> tf.compat.v1.GPUOptions:
     take the settings of `tf.config`. Replace with: a server that does.
     """
     return context.context().config.gpu_options
+
+
+def await_sigterm_notice(seconds: float) -> bool:
+    """Waits until TensorFlow's preemption notifier has told all tasks that one of them received SIGTERM.
+
+    The notifier looks once a second whether its handler was called, and tells the coordination service then.
+
+    Seen in TensorFlow 2.21.0: `Context.get_config_key_value`, and the key that the runtime sets. Reason: the runtime
+    installs a handler of SIGTERM while mirrored tasks connect, and calls none that was there before. Replace with: an
+    option that leaves the process's handler.
+
+    Returns:
+        Whether it has; False after `seconds`, or if there is no coordination service.
+    """
+    try:
+        context.context().get_config_key_value(PREEMPTION_KEY, timeout_in_ms=round(1000 * seconds))
+    except tf.errors.OpError:
+        return False
+    return True
 
 
 def global_seed() -> int | None:
