@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.workload import Lap, Workload
+from tfdist_cli.launch.local.affinity import bind
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.task_environment import MALLOC
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Cluster:
         roles: tasks of each role; none is one process with TensorFlow's own choice of threads.
         workload: what it trains. Every program has the malloc settings of tfdist's plan, and every task of a cluster
             its threads.
+        bound: whether each worker stays on its own cores, as with tfdist's plan beside a ps.
         python: the interpreter that runs it.
         checkout: the checkout whose `tfdist_cli` it uses.
     """
@@ -58,6 +61,7 @@ class Cluster:
         roles: Mapping[str, int],
         workload: Workload,
         *,
+        bound: bool = False,
         python: str = sys.executable,
         checkout: Path = ROOT,
     ) -> None:
@@ -72,6 +76,8 @@ class Cluster:
                 environ = base_environment() | variables | own | {"GLIBC_TUNABLES": MALLOC}
                 self._tasks.append(_start(name, [python, "-m", program], environ, folder))
                 stack.callback(_end, self._tasks[-1].process)
+            for process, cores in _cores(self._tasks) if bound else ():
+                bind(process.pid, cores)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -141,6 +147,15 @@ def _environments(roles: Mapping[str, int]) -> dict[str, dict[str, str]]:
         for role, count in roles.items()
         for index in range(count)
     }
+
+
+def _cores(tasks: Sequence[Task]) -> Iterator[tuple[subprocess.Popen[bytes], tuple[int, ...]]]:
+    """Yields the workers and their cores; none if there are fewer cores than workers, or one worker."""
+    workers = [task.process for task in tasks if task.name.startswith("worker:")]
+    cores = Machine.here().core_ids
+    each = len(cores) // len(workers) if len(workers) > 1 else 0
+    for index, process in enumerate(workers if each else ()):
+        yield process, cores[index * each : (index + 1) * each]
 
 
 def free_ports(count: int) -> list[int]:

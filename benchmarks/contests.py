@@ -67,7 +67,7 @@ class Data:
         """Starts a side's tasks."""
         work = replace(side.work, data=str(self.of(side.work.model)), seed=seed)
         python = os.environ.get(side.python or "", sys.executable)
-        return Cluster(side.program, side.roles, work, python=python, checkout=side.checkout)
+        return Cluster(side.program, side.roles, work, bound=side.bound, python=python, checkout=side.checkout)
 
 
 @contextmanager

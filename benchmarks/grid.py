@@ -32,6 +32,7 @@ class Side:
         batches: batches of the model's size in one of its steps, where the sides differ in it.
         python: the environment variable with the interpreter that has its packages.
         checkout: the checkout whose `tfdist_cli` it uses.
+        bound: whether each worker stays on its own cores.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Side:
     batches: int = 1
     python: str | None = None
     checkout: Path = ROOT
+    bound: bool = False
 
     @property
     def mirrored(self) -> bool:
@@ -174,7 +176,7 @@ def _ours(key: str, name: str, **changes: Any) -> Side:
     placement = PLACEMENTS[name]
     faster = {"jit": f"{key}:{name}" in FASTER_WITH_XLA, "onednn": _onednn(f"{key}:{name}")}
     work = _work(key, placement, **{**faster, **changes})
-    return Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], _roles(SIZES[key], placement), work)
+    return Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], _roles(SIZES[key], placement), work, bound=placement.ps)
 
 
 def _peer(name: str, key: str, placement: Placement) -> Side:
@@ -189,9 +191,10 @@ def _peer(name: str, key: str, placement: Placement) -> Side:
     if name == "tf_keras":
         roles = _roles(size, placement) if not placement.together else {"worker": placement.workers}
         work = replace(work, onednn=_onednn(f"{key}:tf_keras"))
-        return Side("tf_keras `Model.fit`", PROGRAMS["tf_keras_fit"], roles, work)
+        return Side("tf_keras `Model.fit`", PROGRAMS["tf_keras_fit"], roles, work, bound="ps" in roles)
     work = replace(work, wire="float16" if name == "torch_fp16" else "float32")
-    return Side("PyTorch DDP, gloo", PROGRAMS["torch"], {"worker": placement.workers}, work, python=TORCH_PYTHON)
+    roles = {"worker": placement.workers}
+    return Side("PyTorch DDP, gloo", PROGRAMS["torch"], roles, work, python=TORCH_PYTHON, bound=True)
 
 
 def _grid() -> dict[str, Contest]:
@@ -297,9 +300,16 @@ def _tuning() -> dict[str, Contest]:
             sides.setdefault(f"{model}:keras_{work.batch_size}", (contest.title, contest.peer))
         if contest.peer.program == PROGRAMS["tf_keras_fit"] and place in ("ps_async", "mirrored"):
             sides.setdefault(f"{model}:tf_keras_{place}", (contest.title, contest.peer))
+        if contest.peer.program == PROGRAMS["torch"] and place == "mirrored":
+            sides.setdefault(f"{model}:{contest.name.rpartition(':')[2]}", (contest.title, contest.peer))
     contests = []
     for name, (title, side) in sides.items():
         work = side.work
+        if side.roles:
+            bound, free = replace(side, bound=True), replace(side, name=f"{side.name}, on any core", bound=False)
+            contests.append(Contest(f"{name}_bound:free", title, bound, free))
+        if side.program == PROGRAMS["torch"]:
+            continue
         if side.program != PROGRAMS["tf_keras_fit"]:
             xla = replace(work, jit=True), replace(work, jit=False)
             contests.append(_with_and_without(f"{name}_xla:plain", title, side, "XLA", xla))

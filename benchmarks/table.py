@@ -106,6 +106,7 @@ def _circumstances(outcomes: Sequence[Outcome]) -> str:
     return (
         "Steps per second: median (min to max) of the rounds. Paired ratios: their median (each round's). "
         f"Every task of a cluster, of all programs, has {THREADS}; all programs have `GLIBC_TUNABLES={MALLOC}`. "
+        "Each worker beside a ps stays on its own core, as with tfdist's plan; so do tf_keras's, and those of PyTorch. "
         f"{measured}Other processes used up to {busiest:.0%} of the machine during a run."
     )
 

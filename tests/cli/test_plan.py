@@ -3,7 +3,10 @@
 import json
 import sys
 
+import pytest
+
 from tests.support.ports import GIVEN_PORT
+from tfdist_cli.cli.plan import _cores
 from tfdist_cli.plan.machine import Machine
 
 
@@ -11,10 +14,12 @@ def test_a_row_for_each_task(tfdist, cluster_file, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     lines = tfdist("plan", cluster_file, "--recipe", "digits.yaml").out.splitlines()
     assert lines[0] == f"cluster: parameter_server, in {cluster_file.parent / 'runs' / 'cluster'}"
-    assert lines[1].split() == ["task", "address", "threads", "GPUs"]
+    own = Machine.here().core_ids[: Machine.here().cores // 2]  # those of each worker
+    assert lines[1].split() == ["task", "address", "threads", *["cores"] * bool(own), "GPUs"]
     rows = [line.split() for line in lines[3:7]]
     assert [row[0] for row in rows] == ["chief:0", "worker:0", "worker:1", "ps:0"]
     assert rows[0][1:4] == ["127.0.0.1", "(free", "port)"]
+    assert rows[1][4:-1] == [str(len(own) or 1), *[_cores(own)] * bool(own)]
     assert rows[3][1:] == [f"127.0.0.1:{GIVEN_PORT}", str(Machine.here().cores), "none"]
     assert lines[8] == "each task runs"
     assert lines[9].startswith(f"  {sys.executable} -m tfdist_cli role --task ROLE:INDEX --cluster ")
@@ -40,6 +45,13 @@ def test_it_fits_80_columns(tfdist, cluster_file, monkeypatch):
 def test_a_program(tfdist, cluster_file):
     result = tfdist("plan", cluster_file, "--set", "roles.worker.replicas=1", "--", "python", "my train.py", "--json")
     assert result.out.endswith("each task runs\n  python 'my train.py' --json\n")
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"), [((), ""), ((3,), "3"), ((0, 1), "0-1"), ((0, 8, 1, 9), "0-1,8-9"), ((5, 0, 2), "0,2,5")]
+)
+def test_the_cores_of_a_task_are_shown_as_ranges(ids, shown):
+    assert _cores(ids) == shown
 
 
 def test_json(tfdist, cluster_file):

@@ -1,12 +1,14 @@
 """Allocating the cores and GPUs of machines."""
 
+import os
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.machine import Machine, _memory
+from tfdist_cli.plan.machine import Machine, _core_ids, _memory
 from tfdist_cli.plan.resources import ALL_GPUS, allocate
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.resources import MIN_INTER_OP_THREADS
@@ -134,7 +136,80 @@ def test_a_share_in_plain_types():
         "memory": "2 GiB",
         "gpus": ["0"],
         "gpu_memory": "4 GiB",
+        "cores": [],
     }
+
+
+CORES = Machine(8, core_ids=(0, 4, 1, 5, 2, 6, 3, 7))
+"""Its cores have two hyper-threads each."""
+
+
+def cores(machine, strategy="parameter_server", **roles):
+    return {task: share.cores for task, share in shares(machine, strategy, **roles).items() if share.cores}
+
+
+def test_each_worker_beside_a_ps_stays_on_its_cores():
+    assert cores(CORES, chief={}, worker={"replicas": 2}, ps={}, evaluator={}) == {
+        "worker:0": (0, 4, 1, 5),
+        "worker:1": (2, 6, 3, 7),
+    }
+    assert cores(CORES, chief={}, worker={"replicas": 3}, ps={"replicas": 2}) == {
+        "worker:0": (0, 4),
+        "worker:1": (1, 5),
+        "worker:2": (2, 6),
+    }
+    few = {"replicas": 2, "cpus": 1}
+    assert [len(each) for each in cores(CORES, chief={}, worker=few, ps={}).values()] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("machine", "worker"),
+    [
+        (Machine(8), {"replicas": 2}),
+        (CORES, {"replicas": 1}),
+        (CORES, {"replicas": 9}),
+        (CORES, {"replicas": 2, "cpus": 5}),
+        (CORES, {"replicas": 2, "threads": {"intra": 5}}),
+        (CORES, {"replicas": 2, "threads": {"bind": False}}),
+        (replace(CORES, gpus=("0", "1")), {"replicas": 2}),
+    ],
+    ids=["no affinity", "one worker", "few cores", "few cpus", "many threads", "not wanted", "GPUs"],
+)
+def test_workers_are_not_bound(machine, worker):
+    assert cores(machine, chief={}, worker=worker, ps={}) == {}
+
+
+def test_a_host_with_its_own_ps_and_a_host_without_one():
+    hosts = {"hosts": ["a:3", "a:4", "b:3", "b:4"]}
+    given = cores(CORES, chief={"hosts": ["a:1"]}, ps={"hosts": ["a:2"]}, worker=hosts)
+    assert given == {"worker:0": (0, 4, 1, 5), "worker:1": (2, 6, 3, 7)}
+
+
+def test_without_a_ps_no_task_is_bound():
+    assert cores(CORES, "multi_worker_mirrored", worker={"replicas": 2}) == {}
+    assert cores(CORES, "model_parallel", chief={}, worker={"replicas": 2}) == {}
+
+
+@pytest.mark.parametrize("launcher", ["compose", "slurm"])
+def test_tasks_of_containers_and_schedulers_are_not_bound(launcher):
+    spec = {"strategy": "parameter_server", "roles": {"chief": {}, "worker": {"replicas": 2}, "ps": {}}}
+    cluster = Cluster.model_validate({**spec, "launcher": launcher})
+    assert not any(share.cores for share in allocate(cluster, _addresses(cluster), CORES).values())
+
+
+def test_cores_are_ordered_by_what_they_share(tmp_path):
+    def describe(cpu, socket, core):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+
+    here = sorted(os.sched_getaffinity(0))
+    assert _core_ids(tmp_path) == tuple(here), "without a description, by their numbers"
+    for number, cpu in enumerate(here):
+        describe(cpu, 1 - number % 2, number // 4)
+    assert sorted(_core_ids(tmp_path)) == here
+    assert _core_ids(tmp_path)[: len(here) // 2] == tuple(here[1::2]), "those of one socket first"
 
 
 @pytest.mark.parametrize(("launcher", "threads"), [("slurm", (1, 4)), ("kubernetes", (None, None))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -30,9 +31,9 @@ EXAMPLES = (
 )
 
 
-_COLUMNS = ("task", "address", "threads", "memory", "GPUs")
+_COLUMNS = ("task", "address", "threads", "cores", "memory", "GPUs")
 """Columns of the table. Empty columns are omitted."""
-_FOLDED = ("address", "GPUs")
+_FOLDED = ("address", "cores", "GPUs")
 """Columns that wrap when the terminal is narrow."""
 _ANY = "ROLE:INDEX"
 
@@ -93,9 +94,17 @@ def _row(planned: PlannedTask) -> dict[str, str]:
         "task": str(planned.task),
         "address": str(address) if address.port else f"{address.host} (free port)",
         "threads": str(resources.intra_op_threads or "its cores"),
+        "cores": _cores(resources.cores),
         "memory": str(resources.memory or ""),
         "GPUs": _gpus(resources),
     }
+
+
+def _cores(cores: Sequence[int]) -> str:
+    """The IDs of cores as ranges, such as `0-3,8-11`: the notation of taskset."""
+    numbered = sorted(cores)
+    runs = (list(run) for _, run in groupby(numbered, key=lambda core: core - numbered.index(core)))
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _gpus(resources: Resources) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.options import CommandArgument, RecipeOption, SetOption
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.local.affinity import bind
 from tfdist_cli.launch.manual import record_start
 from tfdist_cli.launch.run.directory import chosen_location
 from tfdist_cli.launch.slurm.added_task import find_added_task, is_added, write_addresses
@@ -122,8 +123,10 @@ def role(  # noqa: PLR0913 a parameter is an option
         environment = dict(_task_environment(own, slot))
         if slot is None and spec is not None and not in_step():
             environment |= record_start(Path(own.env[RUN_DIR]), own, spec, None if command else trained)
+        bind(os.getpid(), own.resources.cores)
         _exec(command or again, environment)
     own = replace(own, env={**own.env, RUN_URL: str(url)})
+    bind(os.getpid(), own.resources.cores)
     _exec([*again, *(["--", *command] if command else [])], _task_environment(own, slot))
 
 
@@ -257,6 +260,8 @@ def _plan_by_hand(cluster: Cluster, task: TaskId, run_dir: Path | None) -> Plann
     addresses, path = fixed_addresses(cluster), _run_dir(cluster, run_dir)
     here, machine = cluster.model_copy(update={"launcher": "local"}), Machine.here()
     share = allocate(here, {each: addresses[each] for each in cluster.listed_for(task)}, machine)[task]
+    if task not in cluster.tasks:  # it joins others, which stay on their own cores
+        share = replace(share, cores=())
     return plan_task(here, task, addresses, share, path, machine)
 
 
@@ -265,8 +270,9 @@ def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
     cluster, task = _cluster_of_tf_config()
     _check_task(named, task)
     own, machine = _plan_by_hand(cluster, task, run_dir), Machine.here()
+    own = replace(own, resources=replace(own.resources, cores=()))  # the scheduler gives cores to tasks
     if "CUDA_VISIBLE_DEVICES" in os.environ and task.traits.sees_gpus:
-        resources = replace(own.resources, gpus=machine.gpus)
+        resources = replace(own.resources, gpus=machine.gpus, cores=())
         own = plan_task(cluster, task, fixed_addresses(cluster), resources, Path(own.env[RUN_DIR]), machine)
     kept = {name: os.environ[name] for name in own.env if name in os.environ and name not in _DECIDED_HERE}
     sees = {"CUDA_VISIBLE_DEVICES": own.env["CUDA_VISIBLE_DEVICES"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The files with the memory limit of a container: of cgroup version 2, and of version 1."""
 
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+"""Where the kernel describes the processors."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -24,20 +28,41 @@ class Machine:
         gpus: the IDs of its GPUs, in the form of `CUDA_VISIBLE_DEVICES`.
         memory: bytes of memory for all its processes together; None when it is not known.
         no_proxy: the variables of `NO_PROXY` that are set on it.
+        core_ids: the IDs of these processors, those that share caches side by side; empty if its system binds no
+            threads to them.
     """
 
     cores: int
     gpus: tuple[str, ...] = ()
     memory: int | None = None
     no_proxy: Mapping[str, str] = field(default_factory=dict)
+    core_ids: tuple[int, ...] = ()
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Machine:
         """Returns the resources of this machine that this process may use."""
-        affinity = getattr(os, "sched_getaffinity", None)
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        core_ids = _core_ids()
         no_proxy = {name: environ[name] for name in NO_PROXY if name in environ}
-        return cls(cores, _visible_gpus(environ), _memory(), no_proxy)
+        return cls(len(core_ids) or os.cpu_count() or 1, _visible_gpus(environ), _memory(), no_proxy, core_ids)
+
+
+def _core_ids(topology: Path = _TOPOLOGY) -> tuple[int, ...]:
+    """The logical processors that this process may use, by their sockets and physical cores.
+
+    The kernel often counts the first hyper-threads of all cores before the second ones.
+    """
+    if sys.platform != "linux":
+        return ()
+    return tuple(sorted(os.sched_getaffinity(0), key=lambda core: (*_place(topology / f"cpu{core}"), core)))
+
+
+def _place(core: Path) -> tuple[int, int]:
+    """The socket and the physical core of a logical processor; zeros where the kernel does not tell."""
+    try:
+        socket, physical = ((core / "topology" / name).read_text() for name in ("physical_package_id", "core_id"))
+        return int(socket), int(physical)
+    except (OSError, ValueError):  # a sandbox without these files
+        return 0, 0
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from tfdist_cli.errors import TfdistError, UsageError
+from tfdist_cli.launch.local.affinity import BoundTasks
 from tfdist_cli.launch.local.forkable import can_fork, obstacle
 from tfdist_cli.launch.process.background_tasks import BackgroundTasks
 from tfdist_cli.launch.process.fork_server_client import (
@@ -150,6 +151,7 @@ class LocalRun:
         self._exits: dict[TaskId, tuple[int, float]] = {}
         """The exit codes of tasks whose whole group has exited, and the times of their programs' exits."""
         self._oom_kills = OomKills()
+        self._bound = BoundTasks()
         self._explained = False
         self._reaping: asyncio.TimerHandle | None = None
 
@@ -173,6 +175,7 @@ class LocalRun:
         """Replaces the plan; the fork servers stay, and fork the tasks that start from now on."""
         self._network.reserve(set(ports_of(plan)) - set(ports_of(self._plan)))
         self._plan = plan
+        self._bound.follow(plan)
 
     async def close(self) -> None:
         """Kills the remaining tasks, and ends the processes that they have left behind and the watchdog."""
@@ -208,6 +211,7 @@ class LocalRun:
             self._context.events.put(Exited(task, -SIGNALS[stopped.result()]))
             return
         process = self._processes[task] = Process(program)
+        self._bound.start(planned, process.pid)
         self._watchdog.add(process.pid)
         if stopped.done():
             process.stop(stopped.result())
@@ -273,6 +277,7 @@ class LocalRun:
         self._exited.append(task)
         code = await process.wait_for_group()
         self._watchdog.remove(process.pid)
+        self._bound.end(task)
         self._reap_soon()
         await asyncio.gather(*(stream.drain() for stream in streams))
         self._report_exit(task, code, exited_at)

@@ -35,7 +35,7 @@ from tfdist_cli.spec.strategies import STRATEGIES, decides
 from tfdist_cli.spec.task_id import TaskId
 
 METRICS_FILE = "metrics.jsonl"
-RESOURCES = ("gpus", "gpu_memory", "intra_op_threads", "inter_op_threads", "cpus", "memory")
+RESOURCES = ("gpus", "gpu_memory", "intra_op_threads", "inter_op_threads", "cpus", "memory", "cores")
 """The keys of a task's share in the plan."""
 LEASE_SECONDS = 60.0
 """Seconds after its last sign of life until a launcher on another machine counts as dead."""

@@ -68,7 +68,8 @@ class SlotLauncher(RemoteAddresses):
     def machines(self) -> Mapping[str, Machine]:
         """Returns the resources of the slots' hosts, as their agents report them.
 
-        An engine may show each slot other GPUs: a host has those of all its slots.
+        An engine may show each slot other GPUs: a host has those of all its slots. Tasks are not bound to cores, which
+        other applications of the engine use as well.
         """
         found: dict[str, Machine] = {}
         if self._fleet is None:
@@ -76,7 +77,7 @@ class SlotLauncher(RemoteAddresses):
         for task, hello in self._fleet.hellos.items():
             host = self._fleet.addresses[task].host
             gpus = dict.fromkeys((*(found[host].gpus if host in found else ()), *hello.machine.gpus))
-            found[host] = replace(hello.machine, gpus=tuple(gpus))
+            found[host] = replace(hello.machine, gpus=tuple(gpus), core_ids=())
         return found
 
     @contextmanager

@@ -100,6 +100,7 @@ def _hello() -> Frame:
         "gpus": machine.gpus,
         "memory": machine.memory,
         "no_proxy": dict(machine.no_proxy),
+        "core_ids": machine.core_ids,
     }
     return Frame("hello", fields)
 
@@ -403,7 +404,8 @@ def _read_plan(frame: Frame, run_dir: Path) -> Plan:
 
 
 def _planned(task: Mapping[str, Any]) -> PlannedTask:
-    resources = Resources(task["intra_op_threads"], task["inter_op_threads"], tuple(task["gpus"]))
+    threads = task["intra_op_threads"], task["inter_op_threads"]
+    resources = Resources(*threads, tuple(task["gpus"]), cores=tuple(task["cores"]))
     argv, env = tuple(task["argv"]), dict(task["env"])
     return PlannedTask(TaskId.parse(task["task"]), Address.parse(task["address"]), argv, env, resources)
 

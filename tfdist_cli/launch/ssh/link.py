@@ -77,8 +77,9 @@ class AgentLink(ABC):
         """
         self._channel.await_greeting()
         hello = self._channel.read()
-        # An agent of an earlier tfdist does not send `no_proxy`. The comparison of versions reports it later.
-        machine = Machine(hello["cores"], tuple(hello["gpus"]), hello["memory"], hello.fields.get("no_proxy", {}))
+        # An agent of an earlier tfdist does not send the last two. The comparison of versions reports it later.
+        no_proxy, core_ids = hello.fields.get("no_proxy", {}), tuple(hello.fields.get("core_ids", ()))
+        machine = Machine(hello["cores"], tuple(hello["gpus"]), hello["memory"], no_proxy, core_ids)
         return Hello(hello["python"], hello["home"], hello["address"], hello["versions"], machine)
 
     @property

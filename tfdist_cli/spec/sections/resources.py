@@ -156,3 +156,6 @@ class ThreadsSpec(SpecModel):
     """Number of threads that compute one operation. By default `cpus`, or the task's share of the cores."""
     inter: Annotated[int, Field(ge=1)] | None = None
     """Number of operations that run at the same time. By default the value of `intra`, but at least 4."""
+    bind: bool = True
+    """Whether the threads of a worker stay on its own share of the cores, where several workers without GPUs share a
+    machine with a ps. With `false`, the kernel moves them between all cores."""
