@@ -179,3 +179,21 @@ def test_every_task_builds_the_functions_that_are_measured_first():
 def test_the_time_on_gpus_is_not_told(monkeypatch, gpus, can):
     monkeypatch.setattr(Machine, "here", lambda: Machine(2, gpus))
     assert can_measure_phases(ps(2)) is can
+
+
+def staged(workers):
+    return cluster("model_parallel", chief={}, worker={"replicas": workers})
+
+
+def test_the_workers_of_stages_are_a_multiple_of_them():
+    *sized, alone = variants_of(staged(8), recipe(stages=2))
+    assert [variant.workers for variant in sized] == [2, 4, 8]
+    assert alone.name == "one process"
+    assert [variant.workers for variant in variants_of(staged(6), recipe(stages=3))] == [6, 1]
+    assert [variant.workers for variant in variants_of(staged(2), recipe())] == [1, 2, 1]
+    with raises(UsageError, "stages-do-not-fit"):
+        variants_of(staged(4), recipe(stages=2), [2, 3])
+
+
+def test_stages_compute_at_the_same_time():
+    assert can_measure_phases(staged(2)) is False

@@ -160,6 +160,15 @@ def test_names_of_folders_become_names_of_clusters(tfdist, here):
     assert tfdist("init", "--program", "--", "---").code == 0
 
 
+@pytest.mark.parametrize("name", ["2026", "1e3", "0x1f", "true", "NULL", "no", "latest", "a" * 101, "b" * 99 + "-c"])
+def test_names_with_another_meaning(name, tfdist, here):
+    result = tfdist("init", name)
+    assert result.code == 0
+    assert tfdist("validate", next_commands(result.out)[1][1]).code == 0
+    cluster, _ = load_run(here / name / "cluster.yaml")
+    assert name == "latest" or name.lower().startswith(cluster.name)
+
+
 @pytest.mark.slow
 @pytest.mark.rotates(5)
 @pytest.mark.tensorflow

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.support.codes import codes_in
 from tests.support.ports import GIVEN_PORT
 from tfdist_cli.cli import role as module
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.protocol.environment import UPLOADER, Environment
 from tfdist_cli.run_storage import chief
 from tfdist_cli.spec.path_scheme import Url
@@ -49,6 +50,7 @@ class Began:
     recipe: object = None
     argv: list | None = None
     env: dict | None = None
+    cores: list = field(default_factory=list)
 
     @property
     def environment(self):
@@ -75,6 +77,7 @@ def began(monkeypatch):
 
     monkeypatch.setattr(module, "run_task", run_task)
     monkeypatch.setattr(module, "exit_now", leave)
+    monkeypatch.setattr(module, "bind", lambda _, cores: seen.cores.append(tuple(cores)))
     monkeypatch.setattr(os, "execvpe", execvpe)
     return seen
 
@@ -104,6 +107,17 @@ def test_a_task_of_a_file(tfdist, cluster_file, began, tmp_path):
     assert environment.run_dir == tmp_path / "runs" / "x"
     assert environment.run_dir.is_dir()
     assert environment.run_dir.stat().st_mode & 0o077 == 0
+
+
+def test_a_worker_beside_a_ps_stays_on_its_cores(tfdist, cluster_file, began, monkeypatch):
+    monkeypatch.setattr(Machine, "here", lambda: Machine(4, core_ids=(0, 2, 1, 3)))
+    elastic = ("-s", "roles.worker={replicas: 2, max: 3}")
+    for task in ("worker:0", "worker:1", "worker:2", "ps:0"):
+        assert tfdist("role", "--task", task, "-c", cluster_file, "-r", "digits.yaml", *elastic).code == 0
+    assert began.cores == [(0, 2), (1, 3), (), ()], "one that joins takes no cores from the others"
+    tf_config("worker", chief=["127.0.0.1:3001"], worker=["127.0.0.1:3002", "127.0.0.1:3004"], ps=["127.0.0.1:3003"])
+    assert tfdist("role").code == 0
+    assert began.cores[-1] == (), "a scheduler that sets TF_CONFIG gives cores to tasks"
 
 
 def test_a_worker_that_joins(tfdist, tmp_path, began):

@@ -189,3 +189,13 @@ def test_any_python_will_do_where_none_has_tfdist(tmp_path):
         assert subprocess.run(["sh", "-c", own], cwd=tmp_path, env={}, check=False).returncode == (
             0 if has_it else NO_PYTHON
         )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "here"), [("local", 3), ("slurm", 0), ("kubernetes", 0), ("compose", 0), ("ray", 0)]
+)
+def test_tasks_that_run_elsewhere_need_nothing_of_this_machine(launcher, here):
+    roles = {"chief": {}, "ps": {}, "worker": {"gpus": 1}}
+    cluster = Cluster.model_validate({"strategy": "parameter_server", "launcher": launcher, "roles": roles})
+    (site,) = sites_of(cluster, None, "runs")
+    assert len(site.tasks) == here

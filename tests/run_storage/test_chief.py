@@ -104,6 +104,16 @@ def test_how_it_ends_is_in_the_service(program, code, outcome, headline, run):
     assert run.view.tasks[0].state == outcome.value
 
 
+@pytest.mark.parametrize(("name", "code"), [("no-such-program", 127), ("not-executable", 126)])
+def test_a_program_that_cannot_be_executed(name, code, run, tmp_path):
+    (tmp_path / "not-executable").touch()
+    environment = Environment(strategy="parameter_server", task=TaskId("chief"), run_dir=run.local)
+    with raises(UsageError, "program-not-executable"):
+        run_chief(run.url, environment, None, [str(tmp_path / name)])
+    view = read_run(run.local)
+    assert (view.outcome, view.headline) == (Outcome.FAILED, f"chief:0: exit code {code}")
+
+
 def test_a_run_continues_on_an_empty_disk(run):
     recipe = Recipe.model_validate({"module": "digits", "checkpoint": {"every_steps": 1, "dir": str(run.url)}})
     mark = "import os, pathlib; pathlib.Path(os.environ['TFDIST_TASK_DIR']).parents[1].joinpath('kept.csv').touch()"

@@ -1,14 +1,16 @@
 """Copies of stored runs: for readers, also of a run that is on, and to resume a run on another machine."""
 
 import uuid
+from datetime import datetime
 
 import pytest
 
 from tests.support.codes import raises
 from tests.support.recorded import trained_run
 from tfdist_cli.errors import UsageError
+from tfdist_cli.launch.run.directory import open_run_dir
 from tfdist_cli.launch.run.history import Outcome, read_run
-from tfdist_cli.run_storage.download import STATE, RunCopy, origin_of, runs_in_service
+from tfdist_cli.run_storage.download import STATE, RunCopy, origin_of, runs_in_service, write_origin
 from tfdist_cli.run_storage.lease import ENDED, LOST, Lease
 from tfdist_cli.run_storage.stored_run import StoredRun
 from tfdist_cli.run_storage.upload import FolderUpload
@@ -149,3 +151,37 @@ def test_what_is_not_this_run(run, remote, tmp_path):
     other.write("thesis.txt", b"")
     with raises(UsageError, "not-a-run-dir"):
         prepare(other, tmp_path / "new")
+
+
+def test_metrics_that_were_replaced_are_downloaded_anew(run, remote, tmp_path):
+    """A chief that resumes cuts them back to its checkpoint, and adds others."""
+    copy = RunCopy(remote.url, tmp_path / "copy", ["*.jsonl"])
+    copy.refresh()
+    size = (run.path / "metrics.jsonl").stat().st_size
+    for more in (0, 700):
+        lines = f'{{"attempt": {more}}}\n'.encode()
+        (run.path / "metrics.jsonl").write_bytes((lines * (size + more))[: size + more - 1] + b"\n")
+        FolderUpload(run.path, remote).upload_changes()
+        copy.refresh()
+        assert (copy.path / "metrics.jsonl").read_bytes() == (run.path / "metrics.jsonl").read_bytes()
+
+
+def test_a_launch_beside_a_running_one_does_not_take_its_lease(run, remote, tmp_path):
+    local = tmp_path / "digits"
+    with open_run_dir(local, tmp_path, "digits", datetime.now().astimezone()):
+        lease = Lease.new().written(remote)
+        write_origin(local, remote.url, lease.launch)
+        with raises(UsageError, "run-dir-in-use"):
+            StoredRun.prepare(remote.url, local, None)
+        assert Lease.read(remote) == lease
+
+
+def test_a_launch_that_cannot_open_its_folder_gives_the_lease_back(run, remote, tmp_path):
+    local = tmp_path / "digits"
+    stored = StoredRun.prepare(remote.url, local, None)
+    with pytest.raises(RuntimeError), stored.given_back_on_error():
+        raise RuntimeError
+    assert Lease.read(remote).state == ENDED
+    (local / "not_uploaded").write_text("")
+    prepare(remote, local)
+    assert (local / "not_uploaded").exists(), "it is the newest state"

@@ -79,3 +79,29 @@ def test_another_launch_takes_over(task, request):
     uploading = request.getfixturevalue("uploading")
     assert str(task.url) in uploading(b"0\n")
     assert Lease.read(remote) == other
+
+
+def test_all_files_are_told_if_nothing_can_be_asked(task, uploading, monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionResetError
+
+    (task.local / "late").write_text("at the end")
+    files = type(RemoteFolder(task.url)._files)
+    for name in ("put_file", "cat_file", "pipe_file"):
+        monkeypatch.setattr(files, name, fail)
+    assert "0 files" not in uploading(b"0\n")
+
+
+def test_a_run_that_is_there_and_has_no_end(task, uploading, monkeypatch):
+    (task.local / "late").write_text("at the end")
+    written = Lease.written
+
+    def fail_at_the_end(lease, remote, state=None):
+        if state:
+            raise ConnectionResetError
+        return written(lease, remote)
+
+    monkeypatch.setattr(Lease, "written", fail_at_the_end)
+    problem = uploading(b"0\n")
+    assert problem
+    assert str(task.local) not in problem, "no file is missing"

@@ -197,3 +197,21 @@ def test_a_format_that_lacks_an_operation_does_not_stop_the_others(tmp_path, mon
     assert model_of(tmp_path, tmp_path / "checkpoints", None) == (version, None)
     again = export_checkpoint(Recipe.model_validate(spec), tmp_path, 2, Export(versions=True), tmp_path / "served")
     assert again == tmp_path / "served" / "2"
+
+
+@pytest.mark.slow
+def test_a_model_that_accumulates_gradients_is_exported(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch)
+    text = MODULE.replace('"sgd"', "keras.optimizers.SGD(gradient_accumulation_steps=2)")
+    assert text != MODULE
+    (tmp_path / "one_layer.py").write_text(text)
+    spec = {
+        "module": "one_layer",
+        "module_dir": tmp_path,
+        "params": {"removed": []},
+        "evaluate": None,
+        "train": {"batch_size": 2},
+        "export": {"format": "keras"},
+    }
+    recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
+    assert (tmp_path / "export" / "model.keras").is_file()

@@ -72,6 +72,9 @@ OPTIMIZERS: dict[str, Any] = {
     "moving_averages_that_overwrite": lambda: optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
     "accumulation": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
     "accumulation_and_moving_averages": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=3, use_ema=True),
+    "accumulation_with_a_schedule": lambda: optimizers.SGD(
+        schedules.PiecewiseConstantDecay([3], [0.1, 0.01]), gradient_accumulation_steps=2
+    ),
     "loss_scale_factor": lambda: optimizers.SGD(0.1, loss_scale_factor=16.0),
     "loss_scale_optimizer": lambda: optimizers.LossScaleOptimizer(
         optimizers.Adam(0.01), initial_scale=64.0, dynamic_growth_steps=4

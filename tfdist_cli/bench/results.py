@@ -120,7 +120,10 @@ class Results:
                 f"its steps took {shown} of the time of the other runs."
             )
         else:
-            yield "Phases are not measured with GPUs: a GPU runs operations asynchronously."
+            yield (
+                "Phases are measured neither with GPUs, which run operations asynchronously, nor with stages of a "
+                "model, which compute at the same time."
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Returns the results in plain JSON types."""

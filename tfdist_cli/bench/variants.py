@@ -53,15 +53,19 @@ def variants_of(cluster: Cluster, recipe: Recipe, wanted: Sequence[int] = ()) ->
         wanted: numbers of workers; by default 1, powers of 2, and the cluster's number.
 
     Raises:
-        UsageError: the cluster cannot have that many workers, or the recipe's updates need more.
+        UsageError: the cluster cannot have that many workers, the recipe's updates need more, or its stages another
+            number.
     """
     cluster = cluster.model_copy(update={"roles": cluster.roles.model_copy(update={"evaluator": None})})
     own, least = workers_in(cluster), _least(cluster, recipe)
+    stages = recipe.stage_count(1) if STRATEGIES[cluster.strategy].staged else 1
     counts = sorted(set(wanted))
     if not counts:
-        counts = sorted({count for count in (*_powers_of_2(own), own) if count >= least} or {own})
+        doubled = (count for count in _powers_of_2(own) if count >= least and count % stages == 0)
+        counts = sorted({*doubled, own})
     for count in counts:
         _check(cluster, count, least)
+        _check_stages(count, stages)
     variants = [Variant(_resized(cluster, count), count) for count in counts]
     baseline = _alone(cluster)
     return variants if cluster.strategy == baseline.strategy else [*variants, Variant(baseline, 1, alone=True)]
@@ -116,7 +120,12 @@ def with_phases(cluster: Cluster) -> Cluster:
 
 
 def can_measure_phases(cluster: Cluster) -> bool:
-    """Whether phases can be measured by a task's clock. With a GPU they cannot: it runs operations asynchronously."""
+    """Whether phases can be measured by a task's clock.
+
+    With a GPU they cannot, since it runs operations asynchronously; nor with stages, which compute at the same time.
+    """
+    if STRATEGIES[cluster.strategy].staged:
+        return False
     addresses = {task: cluster.address(task) for task in cluster.tasks}
     return not any(share.gpus for share in allocate(cluster, addresses, Machine.here()).values())
 
@@ -155,6 +164,15 @@ def _check(cluster: Cluster, count: int, least: int) -> None:
             f"cannot measure {count} workers: roles.worker names {len(hosts)} hosts",
             code="too-many-workers",
             hint=f"measure at most {most} workers, or add hosts",
+        )
+
+
+def _check_stages(count: int, stages: int) -> None:
+    if count % stages:
+        raise UsageError(
+            f"cannot measure {count} workers, which have to be a multiple of the recipe's {stages} stages",
+            code="stages-do-not-fit",
+            hint=f"measure {stages} workers, or {2 * stages}; or remove stages and place from the recipe",
         )
 
 

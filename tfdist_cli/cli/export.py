@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from typing import Annotated
 
@@ -85,6 +86,7 @@ def export(
     )
     require_export_libraries(spec.formats)
     require_tensorflow()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfdist_cli.task.export import export_checkpoint  # noqa: PLC0415 it imports TensorFlow
 
     console.write(str(export_checkpoint(recipe, run_dir, step, spec, at)))

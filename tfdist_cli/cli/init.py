@@ -21,6 +21,7 @@ from tfdist_cli.init.files import Files, write_files
 from tfdist_cli.init.templates import CLUSTER, PROGRAM, Project, program_files, recipe_files, script_files
 from tfdist_cli.spec.loading.files import PYTHON, read_text
 from tfdist_cli.spec.loading.problems import Place
+from tfdist_cli.spec.sections.cluster import MOST_LETTERS, RESERVED_NAMES
 from tfdist_cli.spec.strategies import STRATEGIES, Strategy
 
 EXAMPLES = (
@@ -131,7 +132,8 @@ def _chosen(name: str, strategy: StrategyName | None, workers: int | None, ps: i
         workers = _ask_count("workers", default.workers) if _asks() else default.workers
     if ps is None and traits.has_ps:
         ps = _ask_count("parameter servers", default.ps) if _asks() else default.ps
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or _UNNAMED
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:MOST_LETTERS].rstrip("-")
+    name = _UNNAMED if not name or name in RESERVED_NAMES else name
     return Project(name, own, workers or default.workers, ps or default.ps)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -188,7 +188,10 @@ def launch_job(
         with console.launcher_messages(quiet=quiet):
             planner = stack.enter_context(Planner(launcher, job.cluster, job.recipe, job.program).reserving())
         stored = _prepare(job)
-        opened = stack.enter_context(open_run_dir(job.run_dir, job.parent, job.cluster.name, now, job.refuse_run_dir))
+        with stored.given_back_on_error() if stored else nullcontext():
+            opened = stack.enter_context(
+                open_run_dir(job.run_dir, job.parent, job.cluster.name, now, job.refuse_run_dir)
+            )
         upload = stack.enter_context(stored.uploading(opened.path)) if stored else None
         handler = RequestHandler(planner, opened)
         planned = Launch(launcher, planner.plan(opened), opened, rules, secrets, handler, trackers)

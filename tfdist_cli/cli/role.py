@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -123,11 +123,10 @@ def role(  # noqa: PLR0913 a parameter is an option
         environment = dict(_task_environment(own, slot))
         if slot is None and spec is not None and not in_step():
             environment |= record_start(Path(own.env[RUN_DIR]), own, spec, None if command else trained)
-        bind(os.getpid(), own.resources.cores)
-        _exec(command or again, environment)
+        _exec(command or again, environment, own.resources.cores)
     own = replace(own, env={**own.env, RUN_URL: str(url)})
-    bind(os.getpid(), own.resources.cores)
-    _exec([*again, *(["--", *command] if command else [])], _task_environment(own, slot))
+    arguments = [*again, *(["--", *command] if command else [])]
+    _exec(arguments, _task_environment(own, slot), own.resources.cores)
 
 
 def _load(
@@ -365,14 +364,20 @@ def _make_run_dir(run_dir: Path) -> None:
         ) from error
 
 
-def _exec(command: list[str], env: Mapping[str, str]) -> NoReturn:
+def _exec(command: list[str], env: Mapping[str, str], cores: Collection[int] = ()) -> NoReturn:
     """Replaces this process with another program: libraries read many variables only when a process starts.
+
+    Args:
+        command: the program and its arguments.
+        env: its environment.
+        cores: those that it stays on; none for all.
 
     Raises:
         UsageError: the program cannot be executed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    bind(os.getpid(), cores)
     try:
         os.execvpe(command[0], command, env)  # noqa: S606 the user's own program, as an argv
     except OSError as error:

@@ -78,9 +78,12 @@ def sites_of(cluster: Cluster | None, recipe: Recipe | None, runs: str) -> tuple
 
 
 def _placed(cluster: Cluster) -> dict[TaskId, HostSpec | None]:
-    """Returns the host of each task; None for this machine."""
-    if cluster.launcher_traits.uses_hosts:
+    """Returns the host of each task; None for this machine. A scheduler or an image has tasks that are on neither."""
+    traits = cluster.launcher_traits
+    if traits.uses_hosts:
         return dict(place(cluster))
+    if not traits.local_processes and not any(cluster.role(task).hosts for task in cluster.tasks):
+        return {}
     names = {cluster.address(task).host for task in cluster.tasks}
     machines = {name: None if is_here(name) else cluster.machine(name) for name in names}
     return {task: machines[cluster.address(task).host] for task in cluster.tasks}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import yaml
+
 from tfdist_cli.init.files import Files, schema_comment, schemas
 from tfdist_cli.spec.strategies import STRATEGIES, Strategy
 
@@ -46,13 +48,18 @@ class Project:
         lines = [
             schema_comment("cluster"),
             f"# Start it with: tfdist launch {launched}\n",
-            f"name: {self.name}\n",
+            f"name: {_quoted(self.name)}\n",
             f"strategy: {self.strategy}\n",
             "roles:\n",
             *(f"  {role}: {settings}\n" for role, settings in self.roles.items()),
             *([f"recipe: {recipe}\n"] if recipe else []),
         ]
         return "".join(lines)
+
+
+def _quoted(name: str) -> str:
+    """Returns a name as YAML takes it for text: not for a number, or true."""
+    return name if name[:1].isalpha() and yaml.safe_load(name) == name else f'"{name}"'
 
 
 def recipe_files(project: Project) -> Files:

@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -64,7 +64,9 @@ def run_chief(url: Url, environment: Environment, recipe: Recipe | None, command
     """
     local = environment.run_dir or Path.cwd()
     stored = _prepare(url, local, recipe)
-    with open_run_dir(local, local.parent, local.name, datetime.now().astimezone()) as opened:
+    with ExitStack() as stack:
+        with stored.given_back_on_error():
+            opened = stack.enter_context(open_run_dir(local, local.parent, local.name, datetime.now().astimezone()))
         record = _Record(opened, url, environment, recipe)
         with stored.uploading(local) as upload:
             code = _run(command, record)
@@ -103,7 +105,7 @@ def _run(command: Sequence[str], record: _Record) -> int:
 
     with _handlers(record, pass_on):
         own = {LAUNCHER_PID: str(os.getpid()), UPLOADER: str(os.getpid()), TASK_DIR: str(record.folder)}
-        process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)  # Ctrl-C is passed on once
+        process = _started(command, own, record)
         if stopped:
             process.send_signal(stopped[0])
         record.started(process.pid)
@@ -111,6 +113,18 @@ def _run(command: Sequence[str], record: _Record) -> int:
     code = 128 - code if code < 0 else code
     record.exited(code, stopped[0] if stopped and code else None)
     return code
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str], record: _Record) -> subprocess.Popen[bytes]:
+    try:  # Ctrl-C is passed on once
+        return subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
+    except OSError as error:
+        record.exited(127 if isinstance(error, FileNotFoundError) else 126, None)
+        raise UsageError(
+            f"cannot execute {command[0]!r}: {error.strerror}",
+            code="program-not-executable",
+            hint="pass a program that is on PATH after '--'",
+        ) from error
 
 
 @contextmanager

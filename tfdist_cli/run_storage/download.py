@@ -36,6 +36,8 @@ REQUESTS = "requests"
 """The folder of requests to the launcher."""
 _GROWS = re.compile(r".*\.(jsonl|log)|.*tfevents[^/]*")
 """Names of files to which data is appended: of these only new bytes are downloaded."""
+_OVERLAP = 512
+"""Bytes of the copy that are compared with the file: a line of the metrics, with its time."""
 _FIRST = (LEASE_FILE, EVENTS_FILE)
 """The files that are uploaded last are downloaded first: then they mention nothing that is not there yet."""
 _ATTEMPT = re.compile(r"(attempt_[0-9]+)/")
@@ -84,11 +86,26 @@ class RunCopy:
         file = self.path / name
         before = file.stat().st_size if file.exists() else -1
         if _GROWS.fullmatch(name) and 0 < before <= size:
-            if before < size:
-                with file.open("ab") as opened:
-                    opened.write(self._remote.read(name, before, size))
+            if not self._append(name, before, size):
+                self._remote.download(name, file)
         elif before != size or file.suffix == ".json":
             self._remote.download(name, file)
+
+    def _append(self, name: str, before: int, size: int) -> bool:
+        """Downloads the new bytes of a file that has grown; returns False if it has other bytes before them.
+
+        A chief that resumes from a checkpoint replaces the metrics, and they grow again.
+        """
+        begin = max(0, before - _OVERLAP)
+        if before == size and name != METRICS_FILE:
+            return True
+        found = self._remote.read(name, begin, size)
+        with (self.path / name).open("r+b") as opened:
+            opened.seek(begin)
+            if opened.read() != found[: before - begin]:
+                return False
+            opened.write(found[before - begin :])
+        return True
 
 
 def download_run(remote: RemoteFolder, folder: Path, sizes: Mapping[str, int], skipped: Sequence[str]) -> None:

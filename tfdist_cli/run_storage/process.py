@@ -105,6 +105,7 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
     ended.event.wait()
     remote = RemoteFolder(task.url, Retry(task.patience))
     last = FolderUpload(task.local, remote, task.skipped)
+    last.changed()  # for the message, should the service not answer
     try:
         if task.lease.is_taken(remote):
             return f"another launch has taken over {task.url}"
@@ -113,6 +114,8 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
     except OSError as error:
         with suppress(OSError):  # others need not wait for this launch
             task.lease.written(RemoteFolder(task.url, Retry(0)), ended.state)
+        if not last.not_sent:
+            return f"all of its files are there, but not that it has ended: {error.strerror or error}"
         return f"{len(last.not_sent)} files of {task.local} are not in {task.url}: {error.strerror or error}"
     return ""
 

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfdist_cli.errors import ExitCode, UsageError
-from tfdist_cli.launch.run.directory import CHECKPOINTS, LEASE_FILE, PLAN_FILE
+from tfdist_cli.launch.run.directory import CHECKPOINTS, LEASE_FILE, PLAN_FILE, SENT_FILE, UPLOAD_LOG_FILE, check_unused
 from tfdist_cli.run_storage.download import download_run, origin_of, unreachable, write_origin
-from tfdist_cli.run_storage.lease import Lease, await_free
+from tfdist_cli.run_storage.lease import ENDED, Lease, await_free
 from tfdist_cli.run_storage.process import Task
-from tfdist_cli.run_storage.upload import SENT_FILE
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.storage import retry
 from tfdist_cli.storage.remote import RemoteFolder
+from tfdist_cli.storage.retry import Retry
 
 EXPORT = "export"
-LOG_FILE = ".upload.log"
-"""The log of the process that uploads, in the local run directory."""
 
 
 def in_service(recipe: Recipe, url: Url) -> Recipe:
@@ -51,11 +49,13 @@ class StoredRun:
     Args:
         url: its address.
         lease: the lease.
+        local: its folder on this machine.
         skipped: names of folders that the tasks upload themselves.
     """
 
     url: Url
     lease: Lease
+    local: Path
     skipped: tuple[str, ...]
 
     @classmethod
@@ -68,21 +68,34 @@ class StoredRun:
             recipe: the recipe that is trained; None for a program.
 
         Raises:
-            UsageError: another launch uses it, it is not a run's, or the service cannot be used.
+            UsageError: another launch uses it, here or elsewhere, it is not a run's, or the service cannot be used.
         """
+        check_unused(local)
         remote, skipped = RemoteFolder(url), folders_of_tasks(recipe, url)
         try:
             sizes = remote.sizes()
             found = Lease.read(remote) if LEASE_FILE in sizes else None
             _check_run(url, sizes)
             origin = origin_of(local)
-            if found and not (origin and origin[1] == found.launch):  # a launcher here has locked the local folder
+            if found and not (origin and origin[1] == found.launch):  # a launcher here would use the local folder
                 await_free(remote, found)
             _bring(remote, local, PLAN_FILE in sizes, found, skipped)
             lease = Lease.new().written(remote)
         except OSError as error:
             raise unreachable(url, error) from error
-        return cls(url, lease, skipped)
+        return cls(url, lease, local, skipped)
+
+    @contextmanager
+    def given_back_on_error(self) -> Iterator[None]:
+        """Gives the lease back if the local run directory cannot be opened: no launch comes of it."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                self.lease.written(RemoteFolder(self.url, Retry(0)), ENDED)
+                if self.local.is_dir():  # it is the newest state of the run
+                    write_origin(self.local, self.url, self.lease.launch)
+            raise
 
     @contextmanager
     def uploading(self, local: Path) -> Iterator[UploadProcess]:
@@ -165,7 +178,7 @@ class UploadProcess:
     def __init__(self, task: Task) -> None:
         self.url = task.url
         self._task = task
-        with (task.local / LOG_FILE).open("ab") as log:
+        with (task.local / UPLOAD_LOG_FILE).open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tfdist_cli.run_storage", task.as_argument()],
                 stdin=subprocess.PIPE,
@@ -199,7 +212,7 @@ class UploadProcess:
         with _pipe(self._process.stdout) as stdout:
             problem = stdout.read().decode(errors="replace")
         if self._process.wait() and not problem:
-            return f"the process that uploads it has failed; see {self._task.local / LOG_FILE}"
+            return f"the process that uploads it has failed; see {self._task.local / UPLOAD_LOG_FILE}"
         return problem
 
 

@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfdist_cli.launch.run.directory import EVENTS_FILE, LEASE_FILE, LOCK_FILE, ORIGIN_FILE, PLAN_FILE, RESULT_FILE
+from tfdist_cli.launch.run.directory import (
+    EVENTS_FILE,
+    LEASE_FILE,
+    LOCK_FILE,
+    ORIGIN_FILE,
+    PLAN_FILE,
+    RESULT_FILE,
+    SENT_FILE,
+)
 from tfdist_cli.protocol.run_files import read_object
 from tfdist_cli.storage.remote import RemoteFolder
 
-SENT_FILE = ".uploaded.json"
-"""The file in the local run directory that has the size and the time of each file that is uploaded."""
 PACE = 20
 """A file that takes t seconds to upload is uploaded again after 20 t seconds at the earliest."""
 _GROWS = (".jsonl", ".log", ".csv")
@@ -84,10 +90,7 @@ class FolderUpload:
         """
         if not (self._local / PLAN_FILE).exists():
             return  # the directory was removed: its copy must not be
-        events = self._events()
-        files = [file for file in self._files() if self._sent.get(file.name) != file.stamp]
-        files += [events] if events and self._sent.get(events.name) != events.stamp else []
-        self.not_sent = [file.name for file in files]
+        files = self.changed()
         try:
             for file in files:
                 if stopped():
@@ -98,6 +101,14 @@ class FolderUpload:
             self._delete_removed()
         finally:
             write_sent(self._local, self._sent)
+
+    def changed(self) -> list[_File]:
+        """Returns the files that are to be uploaded, in this order."""
+        events = self._events()
+        files = [file for file in self._files() if self._sent.get(file.name) != file.stamp]
+        files += [events] if events and self._sent.get(events.name) != events.stamp else []
+        self.not_sent = [file.name for file in files]
+        return files
 
     def _events(self) -> _File | None:
         """The events so far. Later ones may mention files that this round does not upload."""

@@ -23,6 +23,8 @@ from tfdist_cli.train.checkpoint.model_files import require_quantization
 from tfdist_cli.train.checkpoint.scores import CheckpointScores
 from tfdist_cli.train.cluster.join import ClusterContext
 from tfdist_cli.train.cluster.rendezvous import wait_until_exited
+from tfdist_cli.train.optimizers.apply import innermost
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.trainer.checks import check_evaluator
 from tfdist_cli.train.trainer.config.checkpoints import Checkpoints
 from tfdist_cli.train.trainer.config.training_arguments import TrainingArguments
@@ -81,7 +83,7 @@ def run_recipe(context: ClusterContext, recipe: Recipe) -> None:
 
 def _updates(model: Any) -> int:
     """Returns how many updates a model has had; of mirrored workers, the counter is a variable of each."""
-    return int(tf.convert_to_tensor(model.optimizer.iterations.value))
+    return int(tf.convert_to_tensor(iterations(innermost(model.optimizer)).value))
 
 
 def _check_saved(errors: list[ResultNotSaved]) -> None:

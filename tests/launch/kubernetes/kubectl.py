@@ -76,6 +76,12 @@ def gone_when_deleted(name, _):
     gone()
 
 
+def read_again(name, _):
+    """Waits until the output is read a second time."""
+    while sum(line.startswith("logs") and name in line for line in (folder / "calls").read_text().splitlines()) < 2:
+        time.sleep(0.02)
+
+
 def until_deleted(name, code):
     await_file(f"{name}.deleted")
     event(phase="Failed", state={"terminated": {"exitCode": code}})
@@ -84,7 +90,10 @@ def until_deleted(name, code):
 
 STEPS = {
     step.__name__: step
-    for step in (unschedulable, waiting, running, exits, follows, watch_ends, gone, gone_when_deleted, until_deleted)
+    for step in (
+        *(unschedulable, waiting, running, exits, follows, watch_ends, gone, gone_when_deleted, until_deleted),
+        read_again,
+    )
 }
 
 

@@ -304,15 +304,29 @@ def test_secrets_come_from_a_secret():
     assert "--from-literal=KEY" in str(caught.value.hint)
 
 
+def test_a_jobset_cannot_go_on_without_an_evaluator():
+    never = {**ROLES, "evaluator": {"restart": {"policy": "never"}}}
+    with raises(UsageError, "role-not-supported"):
+        objects("jobset", roles=never)
+    assert objects("plain", roles=never)
+
+
+def test_nccl_uses_ports_of_its_own():
+    roles = {"worker": {"replicas": 2, "gpus": 1}}
+    [policy] = of_kind(objects("jobset", strategy="multi_worker_mirrored", roles=roles), "NetworkPolicy")
+    [rule] = policy["spec"]["ingress"]
+    assert "ports" not in rule
+    assert rule["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
+
+
 def test_restarts_in_a_jobset():
-    [*_, jobset] = objects("jobset", roles={**ROLES, "evaluator": {"restart": {"policy": "never"}}})
+    [*_, jobset] = objects("jobset", roles={**ROLES, "evaluator": {"restart": {"policy": "replace", "max": 0}}})
     jobs = {each["name"]: each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]}
     assert {name: job["backoffLimit"] for name, job in jobs.items()} == {
         "chief": 0, "worker": 9, "ps": 0, "evaluator": 0
     }  # fmt: skip
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 3
-    assert [rule["action"] for rule in jobset["spec"]["failurePolicy"]["rules"]] == ["FailJobSet", "FailJobSet"]
-    assert jobset["spec"]["failurePolicy"]["rules"][1]["targetReplicatedJobs"] == ["evaluator"]
+    assert [rule["action"] for rule in jobset["spec"]["failurePolicy"]["rules"]] == ["FailJobSet"]
     assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["chief", "evaluator"]
     [fail] = jobs["ps"]["podFailurePolicy"]["rules"]
     assert fail["onExitCodes"]["values"] == [2, 137]

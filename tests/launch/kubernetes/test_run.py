@@ -216,6 +216,16 @@ def test_a_watch_that_ends_is_repeated(run, monkeypatch):
 
 
 @pytest.mark.slow
+def test_output_whose_connection_breaks_is_read_on(run, monkeypatch):
+    monkeypatch.setattr(run_module, "_LOG_PAUSE", 0.05)
+    outcome = run(chief=[["running", 0], ["says", "a line"], ["read_again", 0], ["exits", 0]])
+    assert outcome.state.exit_code == 0
+    first, second, *_ = [call for call in outcome.calls if call.startswith("logs") and "it-chief" in call]
+    assert "--since" not in first
+    assert "--since=" in second
+
+
+@pytest.mark.slow
 def test_watches_without_events(run, monkeypatch):
     monkeypatch.setattr(run_module, "_WATCH_PAUSE", 0.0)
     with raises(TfdistError, "kubernetes-unreachable") as caught:

@@ -13,7 +13,15 @@ import pytest
 
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
-from tfdist_cli.launch.run.directory import LATEST, open_run_dir, run_location
+from tfdist_cli.launch.run.directory import (
+    LATEST,
+    ORIGIN_FILE,
+    SENT_FILE,
+    UPLOAD_LOG_FILE,
+    check_unused,
+    open_run_dir,
+    run_location,
+)
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, make_plan
 from tfdist_cli.spec.address import Address
@@ -138,6 +146,21 @@ def test_a_relative_directory_starts_where_the_user_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with opened(tmp_path, Path("run")) as run_dir:
         assert run_dir.path == tmp_path / "run"
+
+
+def test_a_launch_that_ended_before_its_plan_is_tried_again(tmp_path):
+    for name in (ORIGIN_FILE, UPLOAD_LOG_FILE, SENT_FILE):
+        (tmp_path / name).touch()
+    with opened(tmp_path, tmp_path) as run_dir:
+        assert run_dir.attempt == 1
+
+
+def test_whether_a_directory_is_used(tmp_path):
+    check_unused(tmp_path / "new")
+    with opened(tmp_path) as run_dir, raises(UsageError, "run-dir-in-use") as caught:
+        check_unused(run_dir.path)
+    assert str(os.getpid()) in caught.value.message
+    check_unused(run_dir.path)
 
 
 def test_a_directory_with_other_things_in_it_is_refused(tmp_path):

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -146,6 +148,17 @@ def test_of_a_file_that_is_long_only_the_end_is_read(folder):
     for step in range(6000):
         folder.add("metrics.jsonl", {"split": "train", "step": step, "values": {"loss": 1.0}, "more": "x" * 50})
     assert read_run(folder.path).step == 5999
+
+
+def test_processes_of_a_run_behind_a_link(folder, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(folder.path.parent)
+    environment = os.environ | {"TFDIST_TASK_DIR": str(link / folder.path.name / "attempt_1" / "worker-0")}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
+        started(folder)
+        folder.happened(1, event="started", task="worker:0", pid=process.pid)
+        assert [each.pid for each in leftover_processes(read_run(folder.path))] == [process.pid]
+        process.communicate(b"\n")
 
 
 def test_processes_of_others_are_none_of_its_own(folder):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -619,6 +620,28 @@ def test_a_requeued_job_of_other_tasks_is_replaced(followed, slurm, tmp_path, ad
 
     followed(scenario, **ELASTIC)
     assert slurm.calls.index(("cancel", "12")) < slurm.calls.index(("submit", "2", ""))
+
+
+def test_a_job_without_a_task_that_has_left_is_the_next_attempt(followed, slurm, tmp_path, make_cluster, plan_for):
+    async def scenario(on):
+        on.start()
+        await on.next(Output)
+        before = plan_for(make_cluster(**ELASTIC), "true")
+        smaller = plan_for(make_cluster(**ELASTIC | {"worker": {"replicas": 1, "max": 4}}), "true")
+        on.run.follow(replace(smaller, tasks=(*smaller.tasks, before[W1])))  # it has the tasks that leave
+        on.run.act(Stop(W1, StopSignal.TERMINATE))
+        await until(lambda: stop_of(tmp_path, W1) == "SIGTERM")
+        writes(tmp_path, 1, W1, {"kind": "state", "state": "left"}, exited(0))
+        assert await on.next(Exited) == Exited(W1, 0)
+        slurm.job = Job("PENDING", 1, "BeginTime")
+        left = [task for task in on.tasks if task != W1]
+        for _ in left:
+            await on.next(Exited)
+        for task in left:
+            on.run.act(Start(task, 2))
+        await until(lambda: ("submit", "2", "") in slurm.calls)
+
+    followed(scenario, **ELASTIC)
 
 
 def test_a_run_with_an_added_task_whose_job_is_still_active_is_refused(slurm, tmp_path):

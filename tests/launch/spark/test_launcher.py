@@ -112,6 +112,16 @@ CLEAR = "very-secret-value"
 SECRET = "spark.authenticate.secret"
 
 
+@pytest.mark.parametrize("path", ["secret.txt", "~/secret.txt"])
+def test_the_file_of_a_secret_property_is_beside_the_cluster_file(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    file = tmp_path / "project" / "cluster.yaml"
+    file.parent.mkdir()
+    file.write_text(json.dumps({**CLUSTER, "spark": {"conf": {SECRET: {"file": path}, "spark.executor.memory": "4g"}}}))
+    folder = file.parent if path == "secret.txt" else tmp_path / "home"
+    assert load_run(file)[0].spark.conf[SECRET].file == folder / "secret.txt"
+
+
 @pytest.mark.parametrize("source", ["env", "file"])
 def test_a_secret_property_is_in_no_command_and_no_file(source, home, monkeypatch, tmp_path):
     (tmp_path / "secret").write_text(CLEAR + "\n")

@@ -20,7 +20,7 @@ from tests.support.codes import raises
 from tests.support.outcome import OneJoin, Outcome
 from tfdist_cli.errors import UsageError
 from tfdist_cli.launch.run.directory import RunDir
-from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line
+from tfdist_cli.launch.ssh.launcher import SshLauncher, _one_line, held_again
 from tfdist_cli.launch.ssh.link import HostLost
 from tfdist_cli.launch.ssh.placement import place
 from tfdist_cli.launch.ssh.run import LOST
@@ -28,6 +28,7 @@ from tfdist_cli.launch.supervisor.events import Exited, Output, RecordReceived, 
 from tfdist_cli.launch.supervisor.state import JobPolicy, Timeouts
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import make_plan
+from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.recipe import Recipe
 from tfdist_cli.spec.sections.role_spec import RestartSpec
 from tfdist_cli.spec.task_id import TaskId
@@ -375,3 +376,11 @@ def test_render_prints_the_commands_of_a_start(make_cluster, fake_ssh, tmp_path,
     assert others[0] == "# h2: worker:1"
     assert not list(fake_ssh.iterdir())
     assert "\n" not in _one_line("a\nb")
+
+
+def test_a_host_holds_ports_under_an_address_of_its_own(make_cluster):
+    """Others may reach it through another machine's address, which none of its interfaces has."""
+    outside = Address("203.0.113.5", 4000)
+    assert held_again(mirrored(make_cluster), W0, outside) == Address("127.0.0.1", 4000)
+    named = make_cluster("multi_worker_mirrored", worker={"hosts": ["h1:4000", "h2:4000"]})
+    assert held_again(named, W0, outside) == outside

@@ -49,6 +49,9 @@ def test_signatures_that_cannot_be(export):
         ({"monitor": "val_mean_absolute_error"}, False),
         ({"monitor": "val_clicks", "mode": "max"}, True),
         ({"monitor": "val_accuracy", "mode": "min"}, False),
+        ({"monitor": "val_false_positives"}, False),
+        ({"monitor": "val_false_negatives_1"}, False),
+        ({"monitor": "val_true_positives"}, True),
     ],
 )
 def test_whether_a_higher_value_is_better(evaluate, maximizes):

@@ -250,6 +250,31 @@ def test_an_array_in_a_storage_service_is_stored_by_rows(tmp_path):
         list(read(folder.url / "x.npy", Reading(2, lambda _: True), print))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", "Größe,b\n1,2\n".encode("latin-1")),
+        ("x.csv", b'a,b\n1,"' + b"x" * 200_000),
+        ("x.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'"),
+        ("x.npy", b"no array"),
+        ("x.npz", b"PK\x03\x04 is no archive"),
+        ("x.npz", b""),
+        ("x.parquet", b"PAR1 and the rest is missing"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with raises(UsageError, "unreadable-data-file"):
+        list(read(tmp_path / name, Reading(2, lambda _: True), lambda _: None))
+
+
+@pytest.mark.parametrize("array", [np.array(1.0), np.array([{"an": "object"}])])
+def test_an_array_without_examples(array, tmp_path):
+    np.save(tmp_path / "x.npy", array)
+    with raises(UsageError, "unreadable-data-file"):
+        list(read(tmp_path / "x.npy", Reading(2, lambda _: True), lambda _: None))
+
+
 def test_data_in_a_storage_service_that_has_changed(tmp_path):
     folder = RemoteFolder(Url(f"memory://{uuid.uuid4()}"))
     job = PredictionJob(tmp_path, None, str(folder.url / "x.csv"), (), tmp_path / "y.csv", 2)

@@ -148,6 +148,36 @@ def test_a_file_of_keras_has_the_index(tmp_path):
     assert loaded.get_layer("table").get_config() == model.get_layer("table").get_config()
 
 
+def test_a_copy_masks_as_the_layer_does():
+    layer = DynamicEmbedding(WIDTH, 100, mask_zero=True, activity_regularizer="l2")
+    copy = DynamicEmbedding.from_config(layer.get_config())
+    ids = tf.constant([[1, 0]])
+    assert copy.compute_mask(ids).numpy().tolist() == layer.compute_mask(ids).numpy().tolist() == [[True, False]]
+    assert copy.get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "float64"])
+def test_vectors_have_the_type_of_those_of_an_embedding(dtype):
+    plain, ours = keras.layers.Embedding(10, WIDTH, dtype=dtype), DynamicEmbedding(WIDTH, 10, dtype=dtype)
+    ids = tf.constant([[1, 2]])
+    for training in (False, True):
+        assert ours(ids, training=training).dtype == plain(ids).dtype
+    assert ours.embeddings.dtype == plain.embeddings.dtype
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float64", 8), ("bfloat16", 2), ("mixed_bfloat16", 4)])
+def test_the_bytes_of_a_table_are_limited_whatever_its_type(dtype, size):
+    layer = DynamicEmbedding(8, max_bytes=10**6, evict="lru", dtype=dtype)
+    assert 0.9e6 < layer.input_dim * (8 * size + 20) <= 1e6
+
+
+def test_the_best_weights_cannot_be_restored_without_the_ids():
+    model = build(dynamic())
+    stopping = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    with raises(UsageError, "best-weights-of-dynamic-table"):
+        tfdist.fit(model, batches(X, Y, batch=BATCH), epochs=1, callbacks=[stopping])
+
+
 def test_a_saved_model_looks_up_ids_without_tfdist(tmp_path):
     model = build(dynamic())
     tfdist.fit(model, batches(X, Y, batch=BATCH), epochs=1)
@@ -166,7 +196,11 @@ def test_what_does_not_update_rows_is_refused():
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"capacity": 1, "max_bytes": 10**6}, {"max_bytes": 10**6}, {"max_bytes": 1, "evict": "lru"}]
+    "given",
+    [
+        *({}, {"capacity": 1, "max_bytes": 10**6}, {"max_bytes": 10**6}, {"max_bytes": 1, "evict": "lru"}),
+        {"capacity": 1, "embeddings_constraint": "non_neg"},
+    ],
 )
 def test_arguments_that_do_not_fit_are_refused(given):
     with raises(UsageError, "invalid-argument"):

@@ -191,6 +191,16 @@ def test_an_id_is_admitted_at_its_nth_occurrence():
     assert of.ids()[0].tolist() == [5]
 
 
+def test_the_count_of_uses_ends_before_its_type_does():
+    of = index(policy=RowPolicy(admit_after=2))
+    looked_up(of, 5, 5, 6)
+    of.count.assign(tf.where(of.count.value > 0, 2**30 - 1, 0))
+    for _ in range(2):
+        assert looked_up(of, *[5] * 9, 6)[-1] > 0
+    assert of.count.numpy().max() == 2**30
+    assert sorted(of.ids()[0].tolist()) == [5, 6]
+
+
 def test_workers_that_meet_the_same_new_ids_get_the_same_rows(monkeypatch):
     monkeypatch.setattr(row_index, "_is_shared", lambda: True)
     of, found = index(8), []

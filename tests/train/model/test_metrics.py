@@ -103,6 +103,31 @@ def test_a_metric_is_called_once_in_each_trace():
     assert len(calls) == 2 + 1 + 1
 
 
+class Cost(metrics.Metric):
+    """What all examples cost; the cost of one is a constant in a variable."""
+
+    def __init__(self):
+        super().__init__(name="cost")
+        self.cost = self.add_variable((), keras.initializers.Constant(5.0), name="one", aggregation="sum")
+        self.total = self.add_variable((), "zeros", name="total", aggregation="sum")
+
+    def reset_state(self):
+        self.total.assign(0.0)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.total * self.cost
+
+
+@pytest.mark.slow
+def test_what_a_metric_does_not_reset_keeps_its_value():
+    plain, ours = train_both(lambda: classifier(metrics=[Cost()]), batches(), validation=batches())
+    assert_same(plain, ours)
+    assert ours.history.history["cost"] == [225.0, 225.0]
+
+
 def own_results(results):
     """A classifier that overrides `get_metrics_result` or `compute_metrics`."""
 

@@ -40,6 +40,13 @@ def test_patterns_place_layers_at_any_depth():
     assert next(stage for name, stage in found.items() if name.startswith("dense")) == 0
 
 
+def test_inner_layers_come_before_those_that_contain_them():
+    """A variable is where the first layer is that has it; the last pattern matches the outer layers, too."""
+    place = {"encoder/wide": "worker:1", "encoder/*": "worker:0", "*": "worker:1"}
+    names = [layer.name for layer, _ in divide_by_name(layers_in_order(nested()), place)]
+    assert names.index("wide") < names.index("encoder")
+
+
 def test_a_pattern_of_a_model_places_all_in_it_and_layers_without_weights_need_none():
     found = stages(divide_by_name(layers_in_order(nested()), {"encoder": "worker:0", "head": "worker:1"}))
     assert (found["wide"], found["drop"], found["head"]) == (0, 0, 1)

@@ -145,6 +145,12 @@ def test_a_predict_step_is_called():
     assert_same(predicted, np.asarray(model(X)) / 2)
 
 
+def test_steps_divide_arrays_as_in_keras():
+    model = dense()
+    expected = model.predict(X, steps=4, verbose=0)
+    assert_same(tfdist.predict(model, X, steps=4), expected)
+
+
 def test_steps_limit_the_batches():
     endless = tf.data.Dataset.from_tensor_slices(X).batch(5).repeat()
     assert tfdist.predict(dense(), endless, steps=11).shape == (55, 1)

@@ -59,6 +59,13 @@ def test_infinite_data_needs_a_number_of_batches():
         tfdist.evaluate(model, batches().repeat())
 
 
+@pytest.mark.slow
+def test_steps_divide_arrays_as_in_keras():
+    model, data = classifier(metrics=["accuracy"]), classes(45)
+    expected = model.evaluate(*data, steps=4, verbose=0, return_dict=True)
+    assert tfdist.evaluate(model, data, steps=4) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_model_is_unchanged():
     model = classifier()
     before = model.get_weights()

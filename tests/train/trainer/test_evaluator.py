@@ -3,6 +3,7 @@
 import json
 import threading
 
+import keras
 import pytest
 
 from tests.support.codes import raises
@@ -14,6 +15,7 @@ from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer import evaluator
 from tfdist_cli.train.trainer.config.validation import Validation
 from tfdist_cli.train.trainer.evaluator import run_evaluator
+from tfdist_cli.train.trainer.reporting import flatten_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +91,47 @@ def test_an_evaluated_checkpoint_is_not_read_again(checkpoints, tmp_path):
     assert checkpoints.reads_left < 0
 
 
+def test_the_last_weights_of_a_training_are_evaluated_though_their_step_is(checkpoints, tmp_path):
+    """A training that was stopped within an epoch saves its step again, with averaged or restored weights."""
+    other = ModelStep(classifier())
+    other.build(batches().element_spec)
+
+    class Replaced(LimitedFolder):
+        def mark_evaluated(self, steps, scores=None):
+            super().mark_evaluated(steps, scores)
+            if 9 in steps and not self.ended.is_set():
+                self.save(other, TrainingState(9, 0, final=True))
+                self.ended.set()
+
+    assert evaluated(Replaced(checkpoints.path, 100), tmp_path) == [3, 6, 9, 9]
+    lines = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
+    assert [line["final"] for line in lines] == [False, False, False, True]
+    assert lines[2]["values"] != lines[3]["values"]
+
+
 def test_temporary_files_of_a_killed_evaluator_are_removed(checkpoints, tmp_path):
     (checkpoints.path / ".evaluator.json.77").write_text("{")
     evaluated(checkpoints, tmp_path)
     assert not list(checkpoints.path.glob(".evaluator*"))
+
+
+class Two(keras.metrics.Sum):
+    """Has an array of two values, as `F1Score` has one of each class."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_pred)
+
+    def result(self):
+        return keras.ops.stack([super().result()] * 2)
+
+
+def test_a_metric_with_several_values_has_one_entry_for_each(tmp_path):
+    model = classifier(metrics=[Two(name="two")])
+    step = ModelStep(model)
+    step.build(batches().element_spec)
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    folder.save(step, TrainingState(3, 0, final=True))
+    metrics = run_evaluator(model, VALIDATION, folder, tmp_path)
+    line = json.loads((tmp_path / "evaluation.jsonl").read_text())
+    assert line["values"] == flatten_metrics(metrics)
+    assert {"two[0]", "two[1]"} <= line["values"].keys()

@@ -156,6 +156,10 @@ UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "steps beyond the data": (unknown, {"epochs": 3, "steps_per_epoch": 9}),
     "steps within a pass": (unknown, {"epochs": 5, "steps_per_epoch": 4}),
     "a later epoch": (unknown, {"initial_epoch": 2, "epochs": 4}),
+    "later epochs of a generator": (
+        lambda: generated(X, Y, passes=2),
+        {"initial_epoch": 1, "epochs": 3, "steps_per_epoch": 4},
+    ),
     "a generator": (lambda: generated(X, Y, passes=1), {"validation_data": batches()}),
     "a generator in epochs": (lambda: generated(X, Y, passes=2), {"epochs": 3, "steps_per_epoch": 4}),
 }

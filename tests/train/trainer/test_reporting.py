@@ -37,6 +37,17 @@ def test_the_first_steps_are_reported_at_once(tmp_path, clock, first):
     assert [(line["step"], line["steps_per_second"]) for line in lines] == [(first + 1, 2.5), (first + 4, 2.5)]
 
 
+def test_a_training_after_restored_epochs_keeps_their_lines(tmp_path):
+    """Keras's `initial_epoch` and `BackupAndRestore`, of which the reporter hears when callbacks have begun."""
+    lines = [{"step": step, "epoch": step // 10, "epoch_done": True} for step in (10, 20, 30)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    progress = ProgressReporter(tmp_path, engine=SimpleNamespace(is_chief=True), first=0, total=40, epochs=4)
+    progress.begin(20, 2)
+    kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kept == lines[:2]
+    assert progress.due(), "the first steps are reported at once"
+
+
 def test_only_the_chief_reports(tmp_path):
     progress = ProgressReporter(tmp_path, engine=SimpleNamespace(is_chief=False), first=0, total=10, epochs=1)
     assert not progress.due()

@@ -47,3 +47,8 @@ def test_a_variable_that_keras_has_not_created_stays(stages):
     """The function of a SavedModel has captured its storage."""
     stages.assign([(SimpleNamespace(weights=[SimpleNamespace(value=stages.foreign)]), 1)])
     assert stages.moved == []
+
+
+def test_a_gradient_is_computed_where_its_innermost_layer_is(stages):
+    name = "gradient_tape/encoder/tfdist_worker_1/dense/tfdist_worker_0/MatMul"
+    assert stages._choose(SimpleNamespace(name=name, device="", inputs=[])) == "w0"

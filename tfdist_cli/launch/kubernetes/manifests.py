@@ -103,6 +103,12 @@ def _check(plan: Plan) -> None:
                 code="kubernetes-secret-not-set",
                 hint=f"`kubectl create secret generic NAME {names}`, and write 'secret: NAME' in kubernetes",
             )
+        if section.kind == "jobset" and plan.cluster.restart(role).policy == "never" and ROLES[role].optional:
+            raise UsageError(
+                f"roles.{role}.restart: a JobSet ends when one of its jobs has failed, and cannot go on without it",
+                code="role-not-supported",
+                hint="use 'kind: plain' or 'kind: pods' in kubernetes, or another policy",
+            )
         if section.kind == "tfjob" and role not in TF_ROLES:
             raise UsageError(
                 f"roles.{role}: a TFJob does not support this role",
@@ -120,9 +126,14 @@ def _count(plan: Plan, role: Role) -> int:
 
 
 def _network_policy(plan: Plan) -> Manifest:
-    """Lets only the job's pods connect to its tasks: a client can run any TensorFlow operation in a task."""
+    """Lets only the job's pods connect to its tasks: a client can run any TensorFlow operation in a task.
+
+    NCCL, by which GPUs of several pods sum gradients, listens on ports of its own.
+    """
     own = {"podSelector": {"matchLabels": labels(plan)}}
     ports = sorted({DEFAULT_PORT, *plan.spare_ports})
+    any_port = STRATEGIES[plan.strategy].together and any(planned.resources.gpus for planned in plan.tasks)
+    limit = {} if any_port else {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -130,7 +141,7 @@ def _network_policy(plan: Plan) -> Manifest:
         "spec": {
             **own,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [own], "ports": [{"protocol": "TCP", "port": port} for port in ports]}],
+            "ingress": [{"from": [own], **limit}],
         },
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 from collections.abc import AsyncGenerator, Mapping
@@ -36,6 +37,8 @@ _CHUNK = 64 * 1024
 _SCHEDULING = "PodScheduled"
 _WATCHES = 5
 """How many watches in a row may end without an event: watches end now and then, and a server may restart."""
+_LOG_PAUSE = 5.0
+"""Seconds in which the exit of a pod is reported after the end of its output; otherwise the connection is broken."""
 _WATCH_PAUSE = 1.0
 """Seconds until the next watch."""
 
@@ -170,12 +173,27 @@ class PodsRun:
         )
 
     async def _read_output(self, task: TaskId, name: str) -> None:
-        """Forwards a pod's output. Kubernetes merges its two streams."""
+        """Forwards a pod's output until its end.
+
+        If the connection breaks meanwhile, the output continues from there. Lines of the second before may be repeated.
+        """
+        loop = asyncio.get_running_loop()
+        since: tuple[str, ...] = ()
+        while True:
+            await self._forward_log(task, name, *since)
+            broken = loop.time()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._exited[name].wait(), _LOG_PAUSE)
+                return
+            since = (f"--since={math.ceil(loop.time() - broken) + 1}s",)
+
+    async def _forward_log(self, task: TaskId, name: str, *since: str) -> None:
+        """Forwards a pod's output while the connection lasts. Kubernetes merges its two streams."""
         read_end, write_end = os.pipe()
         try:
             client = await asyncio.create_subprocess_exec(
                 *self._kubectl,
-                *("logs", "--follow", "--container", CONTAINER, name),
+                *("logs", "--follow", *since, "--container", CONTAINER, name),
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,

@@ -37,6 +37,10 @@ RESULT_FILE = "result.json"
 LOCK_FILE = "launcher.lock"
 LEASE_FILE = "launcher.json"
 """In a storage service: which launcher writes to the run directory."""
+UPLOAD_LOG_FILE = ".upload.log"
+"""What went wrong while the directory was uploaded."""
+SENT_FILE = ".uploaded.json"
+"""The size and the time of each file that is uploaded."""
 ORIGIN_FILE = "bucket.json"
 """In a local run directory: the address of the storage service to which it is uploaded."""
 CHECKPOINTS = "checkpoints"
@@ -330,7 +334,7 @@ def _check_ours(path: Path) -> None:
                 code="not-a-run-dir",
                 hint="remove it, or choose another --run-dir",
             )
-    own = (LOCK_FILE, ORIGIN_FILE)
+    own = (LOCK_FILE, ORIGIN_FILE, UPLOAD_LOG_FILE, SENT_FILE)  # also of a launch that ended before its plan
     found = sorted(each.name for each in path.iterdir() if each.name not in own and not _ATTEMPT.fullmatch(each.name))
     if found and PLAN_FILE not in found:
         raise UsageError(
@@ -347,20 +351,45 @@ def _attempts(path: Path) -> Iterator[int]:
             yield int(found[1])
 
 
+def check_unused(path: Path) -> None:
+    """Checks that no launch runs in a directory; one that does not exist has none.
+
+    Raises:
+        UsageError: another launch runs there.
+    """
+    with _file_errors(path):
+        try:
+            lock = (path / LOCK_FILE).open("r+b")
+        except FileNotFoundError:
+            return
+        with lock:
+            _take(lock.fileno(), path)  # until it is closed
+
+
 def _lock(lock: int, path: Path) -> None:
+    if _take(lock, path):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _take(lock: int, path: Path) -> bool:
+    """Takes the lock; returns False if the file system has none.
+
+    Raises:
+        UsageError: another launch has it.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            return  # the file system has no locks
+            return False
         pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
         raise UsageError(
             f"another launch runs in {path}: pid {pid or 'unknown'}",
             code="run-dir-in-use",
             hint="wait for it, or choose another --run-dir",
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return True
 
 
 def _link_latest(parent: Path, path: Path) -> None:

@@ -405,7 +405,7 @@ def leftover_processes(run: RunView) -> list[psutil.Process]:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             # Another process may have got the id since.
-            if Path(process.environ().get(TASK_DIR, "/")).is_relative_to(run.path):
+            if Path(process.environ().get(TASK_DIR, "/")).resolve().is_relative_to(run.path.resolve()):
                 found.append(process)
     return found
 

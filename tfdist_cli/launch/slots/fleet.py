@@ -69,6 +69,11 @@ class Fleet:
         pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(old)}(?!\d)" for old in now))
         return _replaced(value, lambda text: pattern.sub(lambda found: now[found[0]], text))
 
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts of the slots now."""
+        return sorted({address.host for address in self._current.values()})
+
     def stop_starting(self) -> None:
         """Ends an application that another thread is waiting for, and starts no more."""
         self._closed = True

@@ -20,7 +20,7 @@ from tfdist_cli.launch.ssh.paths import PathMap, files_at, task_at
 from tfdist_cli.launch.ssh.run import HostRun, SshRun
 from tfdist_cli.launch.ssh.versions import compare, installed
 from tfdist_cli.launch.supervisor.launcher import LaunchContext
-from tfdist_cli.plan.machine import Machine
+from tfdist_cli.plan.machine import NO_PROXY, Machine
 from tfdist_cli.plan.plan import Plan
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.cluster import Cluster
@@ -136,6 +136,22 @@ def own_host(towards: str, port: int = 1) -> str:
         return str(probe.getsockname()[0])
 
 
+def placed(task: Mapping[str, Any], gpus: Sequence[str], hosts: Sequence[str]) -> dict[str, Any]:
+    """Returns a task as its slot starts it: an application that replaces a lost one has other GPUs and hosts.
+
+    Args:
+        task: the task, of the first application.
+        gpus: the GPUs that the engine shows the slot.
+        hosts: those of all slots, between which there is no proxy.
+    """
+    env = dict(task["env"])
+    for name in NO_PROXY:
+        env[name] = ",".join(dict.fromkeys((*filter(None, env.get(name, "").split(",")), *hosts)))
+    if not gpus or len(task["gpus"]) != len(gpus) or "all" in task["gpus"]:
+        return {**task, "env": env}
+    return {**task, "gpus": list(gpus), "env": {**env, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}}
+
+
 def _host_run(plan: Plan, task: TaskId, fleet: Fleet) -> HostRun:
     paths = PathMap((), str(Path.cwd()))
     python = fleet.hellos[task].python
@@ -144,7 +160,7 @@ def _host_run(plan: Plan, task: TaskId, fleet: Fleet) -> HostRun:
         part = {
             "run_dir": str(plan.run_dir),
             "files": files_at(plan, paths),
-            "tasks": [task_at(plan[task], paths, python)],
+            "tasks": [placed(task_at(plan[task], paths, python), fleet.hellos[task].machine.gpus, fleet.hosts)],
             "start": paths.start,
             "copied": False,
             "tells_metrics": False,

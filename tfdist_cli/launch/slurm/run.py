@@ -104,7 +104,7 @@ class SlurmRun:
             self._start_timeout = prepared.get(START_TIMEOUT, "")
             self._job_env = {name: prepared[name] for name in (RUN_SECRET,) if name in prepared}
             self._stop_requested = False
-            if len(self._folders) == len(self._plan.tasks):
+            if len(self._folders) == len(self._plan.cluster.tasks):  # the plan also has tasks that leave
                 folders, self._folders = self._folders, {}
                 self._started, self._added = folder.parent, {}
                 self._attempt = self._background.start(self._run_attempt(folders, self._attempt))

@@ -28,7 +28,7 @@ from tfdist_cli.launch.supervisor.launcher import LaunchContext
 from tfdist_cli.plan.join_address import join_address
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import Plan
-from tfdist_cli.spec.address import Address
+from tfdist_cli.spec.address import LOOPBACK, Address
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.ssh import HostSpec
 from tfdist_cli.spec.task_id import TaskId
@@ -196,7 +196,7 @@ class SshLauncher:
             link = Link(plan.cluster, connected.host)
             try:
                 link.greet()
-                link.hold(connected.tasks, None)
+                link.hold({task: held_again(plan.cluster, task, at) for task, at in connected.tasks.items()}, None)
             except BaseException:
                 link.kill()
                 raise
@@ -205,6 +205,17 @@ class SshLauncher:
         return HostRun(
             connected.host.address, connected.link, reconnect, paths, agent_plan, tuple(connected.tasks), saves
         )
+
+
+def held_again(cluster: Cluster, task: TaskId, at: Address) -> Address:
+    """The address that a host holds again: others may reach it under one that none of its interfaces has.
+
+    Args:
+        cluster: the cluster.
+        task: a task on that host.
+        at: the address that other tasks have of it.
+    """
+    return at if cluster.role(task).hosts else Address(LOOPBACK, at.port)
 
 
 def _in_parallel(function: Callable[[Any], Result], hosts: Sequence[Any]) -> list[Result]:

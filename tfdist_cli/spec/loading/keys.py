@@ -88,12 +88,15 @@ def _mapped(field: FieldInfo) -> type[SpecModel] | None:
     """The model of the values of a map; None where there is none."""
     if get_origin(field.annotation) is not dict:
         return None
-    values = get_args(field.annotation)[1]
-    return values if isinstance(values, type) and issubclass(values, SpecModel) else None
+    return _model_in(get_args(field.annotation)[1])
 
 
 def _submodel(field: FieldInfo) -> type[SpecModel] | None:
-    return next((leaf for leaf in _types(field.annotation) if issubclass(leaf, SpecModel)), None)
+    return _model_in(field.annotation)
+
+
+def _model_in(annotation: Any) -> type[SpecModel] | None:
+    return next((leaf for leaf in _types(annotation) if issubclass(leaf, SpecModel)), None)
 
 
 def _types(annotation: Any) -> Iterator[type]:

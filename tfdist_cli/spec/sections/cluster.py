@@ -42,8 +42,10 @@ LauncherName = Annotated[
     PlainValidator(check_launcher),
     WithJsonSchema({"anyOf": [{"type": "string", "enum": [*LAUNCHERS]}, VARIABLE_SCHEMA]}),
 ]
-_RESERVED_NAMES = (".", "..", "latest")
+RESERVED_NAMES = (".", "..", "latest")
 """Names with another meaning in the folder of runs, where each run directory is named after its cluster."""
+MOST_LETTERS = 100
+"""The length of a name at most."""
 _LAUNCHER_HELP = (
     "What starts the tasks: " + "; ".join(f"`{name}`, {row.summary}" for name, row in LAUNCHERS.items()) + "."
 )
@@ -56,7 +58,7 @@ def _check_name(name: str) -> str:
     if "/" in name or not name.isprintable():
         message = f"{name!r} cannot be the name of a folder: remove '/' and control characters"
         raise InvalidValue(message, code="invalid-name")
-    if name in _RESERVED_NAMES:
+    if name in RESERVED_NAMES:
         raise InvalidValue(f"{name!r} cannot be the name of a run: it has another meaning", code="reserved-name")
     return name
 
@@ -68,7 +70,7 @@ class Cluster(SpecModel):
         Inconsistent: the roles don't fit the strategy, or two tasks have the same address.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_check_name)] = "cluster"
+    name: Annotated[str, Field(min_length=1, max_length=MOST_LETTERS), AfterValidator(_check_name)] = "cluster"
     """The name of the cluster in run directories and tables. By default the file's name without its suffix."""
     strategy: Strategy = Field(description=_STRATEGY_HELP)
     communication: Communication | None = None

@@ -142,8 +142,14 @@ class Checkpoint(SpecModel):
 
 
 _DIRECTIONS = {
-    "min": ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "crossentropy", "hinge", "divergence", "perplexity"),
-    "max": ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "similarity", "positives"),
+    "min": (
+        *("loss", "error", "mse", "mae", "mape", "msle", "rmse", "crossentropy", "hinge", "divergence", "perplexity"),
+        *("false_positives", "false_negatives"),
+    ),
+    "max": (
+        *("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "similarity"),
+        *("true_positives", "true_negatives"),
+    ),
 }
 """Parts of metrics' names that tell which values are better."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,12 +95,28 @@ def read(path: Location, reading: Reading, ended: Callable[[int], None]) -> Iter
         raise UsageError(
             f"there is no file {path}", code="no-data-file", hint="give --data a file or a split"
         ) from None
-    return _read(file, READERS[suffix](file, path, reading, ended))
+    except PermissionError as error:
+        raise _unreadable(path, error) from error
+    return _read(file, path, READERS[suffix](file, path, reading, ended))
 
 
-def _read(file: BinaryIO, parts: Iterator[Part]) -> Iterator[Part]:
+def _read(file: BinaryIO, path: Location, parts: Iterator[Part]) -> Iterator[Part]:
     with file:
-        yield from parts
+        try:
+            yield from parts  # what fails in the code that takes a part does not come back here
+        except (EOFError, ValueError, TypeError, csv.Error, zipfile.BadZipFile, zlib.error) as error:
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Location, error: Exception) -> UsageError:
+    """The error of a file that is damaged, or not what its suffix says."""
+    reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).partition("\n")[0]
+    return UsageError(
+        f"{path} cannot be read: {reason}",
+        code="unreadable-data-file",
+        hint="it has to be what its suffix says: CSV as UTF-8 text with a line of names, .npy and .npz without Python "
+        "objects, or Parquet",
+    )
 
 
 def _chosen(names: Sequence[str], reading: Reading, path: Location) -> list[str]:

@@ -22,6 +22,11 @@ buckets with a probability of 3e-5; with 0.8 it was 0.3 for a million ids alread
 _INDEX_BYTES = 20
 """The bytes of the index for each row, without strings."""
 
+_KEPT = ("name", "trainable", "dtype", "embeddings_initializer", "mask_zero", "activity_regularizer")
+"""The keys of the configuration that are those of Keras's layer."""
+_NOT_TAKEN = ("embeddings_regularizer", "embeddings_constraint", "weights", "lora_rank", "quantization_config")
+"""Arguments of Keras's layer that would change or give all rows of a table."""
+
 
 class _Rows(keras.initializers.Zeros):
     """The initial value of a table: its rows get theirs when they are created.
@@ -39,8 +44,8 @@ class DynamicEmbedding(keras.layers.Embedding):
 
     Ids are any integers or strings. A row of the table is created when a training step looks up an id first. Its
     initial value depends on the id and the seed of the initializer alone: for the ids 0, 1, 2 … it is that of an
-    `Embedding`. Ids that have no row, such as new ones in evaluation, have the default row, which starts as zeros; ids
-    that are not admitted yet train it.
+    `Embedding` of float32. Ids that have no row, such as new ones in evaluation, have the default row, which starts as
+    zeros; ids that are not admitted yet train it.
 
     Args:
         dim: the size of the vectors.
@@ -54,7 +59,7 @@ class DynamicEmbedding(keras.layers.Embedding):
         string_bytes: keeps the strings of ids beside their rows, so many bytes of each, for `vocabulary` and for
             pushed tables. Ids must be strings then. None: only their hashes are kept.
         embeddings_initializer: `RandomUniform`, `RandomNormal`, `Zeros`, `Ones` or `Constant`.
-        **kwargs: those of every layer.
+        **kwargs: those of every layer, and `mask_zero`.
 
     Raises:
         UsageError: an argument is not valid.
@@ -74,7 +79,15 @@ class DynamicEmbedding(keras.layers.Embedding):
         **kwargs: Any,
     ) -> None:
         _check(capacity, max_bytes, admit_after, evict, ttl, string_bytes)
-        row_bytes = 4 * dim + _INDEX_BYTES + (row_width(string_bytes) if string_bytes else 0)
+        if refused := [name for name in _NOT_TAKEN if kwargs.get(name) is not None]:
+            raise UsageError(
+                f"DynamicEmbedding takes no {refused[0]}: it is for all rows of a table",
+                code="invalid-argument",
+                hint="leave it out, or use an Embedding",
+            )
+        row_bytes = (
+            _bytes_of(kwargs.get("dtype")) * dim + _INDEX_BYTES + (row_width(string_bytes) if string_bytes else 0)
+        )
         if max_bytes is not None:
             rows = max_bytes // row_bytes // GROUP * GROUP
         else:
@@ -131,7 +144,7 @@ class DynamicEmbedding(keras.layers.Embedding):
         ids = _dense(inputs) if self.string_bytes else as_ids(inputs)
         looked_up = vars(self.embeddings).get("sparse_read")
         if looked_up:
-            return looked_up(ids)
+            return tf.cast(looked_up(ids), self.compute_dtype)
         if (
             row_index_of(self.embeddings) is None and _creates_later()
         ):  # Keras builds a model, and creates its variables afterwards
@@ -145,7 +158,8 @@ class DynamicEmbedding(keras.layers.Embedding):
             fresh = tf.cast(self.index.initial_rows(as_ids(flat)), values.dtype)
             values += tf.stop_gradient(tf.where(created[:, None], fresh - values, tf.zeros_like(values)))
         shape = tf.concat([tf.shape(ids), [self.output_dim]], axis=0)
-        return tf.ensure_shape(tf.reshape(values, shape), [*ids.shape, self.output_dim])
+        values = tf.cast(tf.reshape(values, shape), self.compute_dtype)  # as Keras's layer, which casts by itself
+        return tf.ensure_shape(values, [*ids.shape, self.output_dim])
 
     def vocabulary(self) -> tuple[Any, Any]:
         """Returns the ids that have rows, shape (n,), and their rows in the table, int32, shape (n,).
@@ -173,10 +187,16 @@ class DynamicEmbedding(keras.layers.Embedding):
     def get_config(self) -> dict[str, Any]:
         """See `keras.Layer`."""
         config = super().get_config()
-        own = {key: config[key] for key in ("name", "trainable", "dtype", "embeddings_initializer") if key in config}
+        own = {key: config[key] for key in _KEPT if key in config}
         policy = {"admit_after": self.policy.admit_after, "evict": self.policy.evict, "ttl": self.policy.ttl}
         sizes = {"dim": self.output_dim, "capacity": self.capacity, "max_bytes": self.max_bytes}
         return own | policy | sizes | {"string_bytes": self.string_bytes}
+
+
+def _bytes_of(dtype: Any) -> int:
+    """The bytes of one number of a table with this dtype or policy; None for the global policy."""
+    policy = keras.dtype_policies.get(keras.config.dtype_policy() if dtype is None else dtype)
+    return tf.as_dtype(policy.variable_dtype).size
 
 
 def row_index_of(variable: keras.Variable) -> Any:

@@ -48,6 +48,8 @@ GRACE_SECONDS = 2.0
 """On parameter servers, rows used so recently are not replaced: a worker may still send their gradients."""
 _FREE, _NEVER = tf.int64.min, tf.int64.max
 _UNADMITTED = 1 << 62
+_MOST_USES = 1 << 30
+"""Uses of a row are counted so far: int32 ends at twice as many, and workers count at the same time."""
 _HALF_FREE = WAYS // 2
 """A new id gets the row where it is looked up first if so many rows of that bucket are free. Otherwise the buckets are
 balanced: with less, ids would find no free row in a table that is less full."""
@@ -347,8 +349,8 @@ class RowIndex:
         return np.concatenate(found)
 
     def initial_rows(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the initial rows of ids."""
-        return self._initial(ids, self.table.dtype)
+        """Returns the initial rows of ids, of the type that is stored."""
+        return self._initial(ids, parts(self.table)[0].dtype)  # Keras's own attribute is that of a mixed policy
 
     def _new_shards(self) -> list[_Shard]:
         shards: list[_Shard] = []
@@ -444,9 +446,10 @@ class RowIndex:
         if not self.policy.counts_uses:
             return slot, created
         has = tf.where(slot >= 0)[:, 0]
-        at = places(tf.gather(slot, has))
-        count = tf.raw_ops.ResourceScatterNdAdd(ref=shard.count.handle, indices=at, updates=tf.gather(uses, has))
-        count = marked(shard.count, tf.gather(slot, has), count)
+        rows = tf.gather(slot, has)
+        more = tf.minimum(tf.gather(uses, has), tf.maximum(_MOST_USES - read(shard.count, rows), 0))
+        count = tf.raw_ops.ResourceScatterNdAdd(ref=shard.count.handle, indices=places(rows), updates=more)
+        count = marked(shard.count, rows, count)
         with tf.control_dependencies([count] if count is not None else []):
             return self._admitted(shard, tf.identity(slot)), created
 

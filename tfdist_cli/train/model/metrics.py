@@ -53,7 +53,7 @@ class MetricTotals:
             self._model.reset_metrics()
         starts = [scope.get_current_value(variable) for variable in self._variables]
         self.initial: list[np.ndarray] = [
-            np.zeros(variable.shape, variable.dtype) if start is None else np.asarray(start)
+            np.array(keras.ops.convert_to_numpy(variable.value if start is None else start))  # constants are not reset
             for variable, start in zip(self._variables, starts, strict=True)
         ]
         self._sizes = [array.size for array in self.initial]

@@ -125,8 +125,8 @@ def divide_by_name(layers: Sequence[NamedLayer], place: Mapping[str, str]) -> li
     """Divides layers as the user has named them.
 
     Returns:
-        Each layer with its stage. A layer that no pattern matches is where the layer is that contains it, or if it has
-        no weights, where the one before it is.
+        Each layer with its stage, inner layers before those that contain them. A layer that no pattern matches is where
+        the layer is that contains it, or if it has no weights, where the one before it is.
 
     Raises:
         TrainingError: a pattern matches no layer, or a layer with weights is not placed.
@@ -140,7 +140,8 @@ def divide_by_name(layers: Sequence[NamedLayer], place: Mapping[str, str]) -> li
                 hint=f"its layers are {', '.join(each.name for each in layers)[:300]}",
             )
     found: dict[str, int] = {}
-    stage, divided = 0, []
+    stage = 0
+    divided: list[tuple[int, keras.Layer, int]] = []
     for each in layers:
         named = next((task for pattern, task in place.items() if fnmatchcase(each.name, pattern)), None)
         outer = next((found[name] for name in each.within if name in found), None)
@@ -155,8 +156,8 @@ def divide_by_name(layers: Sequence[NamedLayer], place: Mapping[str, str]) -> li
             own = None if each.layer.weights else stage
         if own is not None:
             found[each.name] = stage = own
-            divided.append((each.layer, own))
-    return divided
+            divided.append((len(each.within), each.layer, own))
+    return [(layer, own) for _, layer, own in sorted(divided, key=lambda each: -each[0])]
 
 
 def _unplaced(layer: NamedLayer, layers: Sequence[NamedLayer], place: Mapping[str, str]) -> bool:

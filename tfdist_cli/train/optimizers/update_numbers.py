@@ -133,21 +133,27 @@ def counted(
     with tf.device(counter.device):
         with tf.control_dependencies(awaited):
             iterations = counter.assign_add(1, read_value=True) - 1
-        learning_rate = learning_rate_at(compat.learning_rate(optimizer), iterations, rate_scaling)
+        own, accumulated = compat.learning_rate(optimizer), optimizer.gradient_accumulation_steps
+        learning_rate = learning_rate_at(own, iterations, rate_scaling, accumulated)
         with tf.control_dependencies([iterations]):  # Keras's code may use the learning rate alone
             return tf.identity(learning_rate), iterations
 
 
-def learning_rate_at(own: Any, iterations: tf.Tensor, rate_scaling: RateScaling | None) -> tf.Tensor:
+def learning_rate_at(
+    own: Any, iterations: tf.Tensor, rate_scaling: RateScaling | None, accumulated: int | None = None
+) -> tf.Tensor:
     """Returns the learning rate of an update, read once and not once per parameter.
 
     Args:
         own: the optimizer's learning rate: a variable, a schedule or a function.
-        iterations: the number of updates before this one, int64, shape ().
+        iterations: the number of updates before this one, int64, shape (). With accumulation it counts every step, as
+            Keras's schedules do.
         rate_scaling: scales the learning rate; None leaves it.
+        accumulated: the steps whose gradients make one update, `gradient_accumulation_steps`; the warm-up counts
+            updates.
     """
     if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
         learning_rate = tf.convert_to_tensor(own(iterations))
     else:
         learning_rate = tf.convert_to_tensor(own.value if isinstance(own, keras.Variable) else own())
-    return learning_rate if rate_scaling is None else rate_scaling.at(learning_rate, iterations)
+    return learning_rate if rate_scaling is None else rate_scaling.at(learning_rate, iterations // (accumulated or 1))

@@ -47,7 +47,7 @@ def predict(
         model: a `keras.Model`, built under `tfdist.scope()`. It need not be compiled.
         data: inputs `x`: an array, or several in a list or dict; or what `tfdist.fit` takes, whose targets are ignored.
             A function is called with a `tfdist.Shard` of all the data. It has the same order on every task.
-        batch_size: examples in a batch if the data is arrays; by default 32.
+        batch_size: examples in a batch if the data is arrays; by default 32, or what divides them into `steps` batches.
         verbose: what callbacks read in `self.params`; nothing is printed.
         steps: batches to predict; by default all of them.
         callbacks: Keras callbacks, whose predict hooks run on the chief: a list, or one.
@@ -67,7 +67,7 @@ def predict(
     context = join()
     check_is_no_evaluator(context, "call tfdist.predict in the program of the other tasks")
     inputs = Inputs.of(_with_inputs(data), name="data")
-    function = inputs.dataset_function(batch_size if inputs.arrays else None, shuffle=False)
+    function = inputs.dataset_function(batch_size if inputs.arrays else None, batches=steps, shuffle=False)
     if isinstance(function, PythonData) and context.environment.traits.has_ps:
         raise UsageError(
             "only the chief can read a generator, a PyDataset or a DataLoader, and every worker reads what it predicts",

@@ -19,6 +19,7 @@ from tfdist_cli.train.data.length import check_ends
 from tfdist_cli.train.data.mismatch import found_in_step
 from tfdist_cli.train.data.shard import checked
 from tfdist_cli.train.engine.base import Engine
+from tfdist_cli.train.layers.dynamic_tables import row_indices
 from tfdist_cli.train.model.embeddings import unused_table_optimizers
 from tfdist_cli.train.model.own_step.optimizers import overrides
 from tfdist_cli.train.tf_compat.keras_model import has_compiled_loss
@@ -135,6 +136,23 @@ def check_callbacks(config: TrainingConfig) -> None:
             "the BackupAndRestore callback and tfdist's checkpoints would both restore the training",
             code="backup-and-checkpoints",
             hint="leave BackupAndRestore out: a training with checkpoints resumes from its last one",
+        )
+
+
+def check_best_weights(config: TrainingConfig, model: keras.Model) -> None:
+    """Checks that no callback takes the weights of dynamic tables without knowing whose rows they are.
+
+    Raises:
+        UsageError: `EarlyStopping` is to restore the best weights, and the model has a dynamic table.
+    """
+    stops = (each for each in config.callbacks if isinstance(each, keras.callbacks.EarlyStopping))
+    if any(each.restore_best_weights for each in stops) and row_indices(model):
+        raise UsageError(
+            "EarlyStopping with restore_best_weights would give rows of a DynamicEmbedding to other ids than theirs: "
+            "get_weights has the rows without their ids",
+            code="best-weights-of-dynamic-table",
+            hint="set restore_best_weights=False; tfdist's checkpoints keep the ids, and a recipe's evaluator exports "
+            "the best one (export: {best: true})",
         )
 
 

@@ -58,7 +58,8 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
         model: a compiled `keras.Model`, built under `tfdist.scope()`.
         x: the data, as for `tfdist.fit`.
         y: the targets of arrays.
-        batch_size: examples in a worker's batch if the data is arrays; by default 32.
+        batch_size: examples in a worker's batch if the data is arrays; by default 32, or what divides them into `steps`
+            batches.
         verbose: what callbacks read in `self.params`; nothing is printed.
         sample_weight: the weights of arrays' examples.
         steps: batches to evaluate, of all workers together; by default all of them.
@@ -83,7 +84,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
     context = join()
     check_is_no_evaluator(context, "call tfdist.evaluate after tfdist.fit")
     function = Inputs.of(x, y, sample_weight).dataset_function(
-        batch_size, shuffle=False, by_chief=context.environment.traits.has_ps
+        batch_size, batches=steps, shuffle=False, by_chief=context.environment.traits.has_ps
     )
     check_validation(context, Validation(function, steps))
     check_compiled(model)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -58,7 +59,8 @@ def run_evaluator(
     spec = checked(validation.data, Shard()).element_spec
     step.build(spec)
     engine = MirroredEngine(step, tf.distribute.get_strategy(), spec, Membership(("evaluator:0",)))
-    evaluated: list[int] = []
+    evaluated: dict[int, Any] = {}
+    """The files of each checkpoint that is evaluated, by its step."""
     if scores:
         scores.restore(folder.evaluated())
     _mark_evaluated(folder, evaluated, scores)
@@ -75,15 +77,16 @@ def run_evaluator(
                 return metrics
             ended.wait(folder.poll_seconds)
             continue
-        if checkpoint.state.step not in evaluated:
+        number = checkpoint.state.step
+        if evaluated.get(number) != checkpoint.state.files:
             emit("state", state="evaluating")
             if not _restore(folder, checkpoint, step):
                 continue
             watch = Watch(validation.steps, reports=True)
             metrics = engine.evaluate(validation.data, steps=validation.steps, watch=watch).logs()
-            if scores and _is_best(scores, checkpoint.state.step, metrics):
-                export(checkpoint.state.step)
-            evaluated.append(checkpoint.state.step)
+            if scores and _is_best(scores, number, metrics):
+                export(number)
+            evaluated[number] = checkpoint.state.files
             _mark_evaluated(folder, evaluated, scores)
             _report(checkpoint, validation.name, metrics, file)
             emit("state", state="waiting")
@@ -118,11 +121,14 @@ class _CheckpointQueue:
         self._damaged: dict[int, str] = {}
         self._reported: set[int] = set()
 
-    def next(self, evaluated: list[int]) -> StoredCheckpoint | None:
+    def next(self, evaluated: Mapping[int, Any]) -> StoredCheckpoint | None:
         """Returns the oldest checkpoint to evaluate; else the newest one if it has become final since its evaluation.
 
+        The last weights of a training may be others than those of a checkpoint of the same step: callbacks, and
+        averages, may have changed them at its end.
+
         Args:
-            evaluated: the steps of the checkpoints that are evaluated.
+            evaluated: the files of the checkpoints that are evaluated, by their steps.
         """
         steps = self._folder.steps()
         for number in steps:
@@ -130,6 +136,8 @@ class _CheckpointQueue:
                 continue
             try:
                 checkpoint = self._folder.peek(number) if number in evaluated else self._folder.find(number)
+                if checkpoint.state.final and checkpoint.state.files != evaluated.get(number, checkpoint.state.files):
+                    checkpoint = self._folder.find(number)
             except DamagedCheckpoint as reason:
                 self._note_damaged(number, str(reason))
                 continue
@@ -146,15 +154,15 @@ class _CheckpointQueue:
         self._damaged[number] = reason
 
 
-def _mark_evaluated(folder: CheckpointFolder, evaluated: list[int], scores: CheckpointScores | None) -> None:
+def _mark_evaluated(folder: CheckpointFolder, evaluated: Iterable[int], scores: CheckpointScores | None) -> None:
     try:
-        folder.mark_evaluated(evaluated, scores.packed() if scores else None)
+        folder.mark_evaluated(list(evaluated), scores.packed() if scores else None)
     except OSError as error:  # a training that does not see the mark keeps checkpoints longer, nothing worse
         log.warning("the list of evaluated checkpoints cannot be written to %s: %s", folder.location, error.strerror)
 
 
-def _report(checkpoint: StoredCheckpoint, split: str, metrics: dict[str, float], file: MetricsFile | None) -> None:
-    state = checkpoint.state
+def _report(checkpoint: StoredCheckpoint, split: str, metrics: dict[str, Any], file: MetricsFile | None) -> None:
+    state, metrics = checkpoint.state, flatten_metrics(metrics)
     line = {
         "time": utc_now(),
         "split": split,

@@ -37,6 +37,7 @@ from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refus
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
 from tfdist_cli.train.trainer.checks import (
     all_tasks_used,
+    check_best_weights,
     check_callbacks,
     check_evaluator,
     check_strategy_scope,
@@ -204,6 +205,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
         with context.strategy.scope():
             training = _training(context, model, spec, config)
             engine, step = training.engine, training.step
+            check_best_weights(config, model)
             if engine.is_chief:
                 warn_of_unused_optimizers(model)
             start, config = restore_checkpoint(engine, step, config)

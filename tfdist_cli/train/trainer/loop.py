@@ -161,7 +161,7 @@ class TrainingLoop:
         self._start, self._done = start, start.step
         self._model.stop_training = False
         position = self._begin(start)
-        self._batches = start.batches_at(self._done, self._engine)
+        self._batches = start.batches  # after restored epochs, too: their data is not skipped
         logs: dict[str, float] = {}
         for epoch in itertools.count(min(position.recorded, self._schedule.epoch(self._done))):
             if epoch >= self._schedule.epochs or position.stopped:
@@ -205,7 +205,7 @@ class TrainingLoop:
         self._recorded = position.recorded
         state = start.checkpoint.state if start.checkpoint else TrainingState(0, 0)
         self._epoch_batches = state.epoch_batches
-        self._reporter.begin(position.recorded, state.local_steps)
+        self._reporter.begin(self._done, position.recorded, state.local_steps)
         self._engine.resume_workers(state.worker_steps)
         if checkpoint := start.checkpoint:
             self._restore_state = partial(

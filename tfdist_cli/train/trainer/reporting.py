@@ -127,13 +127,15 @@ class ProgressReporter:
         self._begun = time.monotonic()
         self._last = self._epoch = self._counts()
 
-    def begin(self, epochs_recorded: int, local_steps: Mapping[str, int] | None = None) -> None:
+    def begin(self, step: int, epochs_recorded: int, local_steps: Mapping[str, int] | None = None) -> None:
         """Removes the lines of steps that are trained again from metrics.jsonl.
 
         Args:
+            step: the global step at which the training begins.
             epochs_recorded: epochs whose end is recorded.
             local_steps: the steps of each worker in earlier launches.
         """
+        self._first = self._step = step
         self._earlier = dict(local_steps or {})
         if self._file:
             self._file.truncate(self._first, epochs_recorded)

@@ -45,10 +45,6 @@ class StartPoint:
     batches: int = 0
     checkpoint: StoredCheckpoint | None = None
 
-    def batches_at(self, step: int, engine: Engine) -> int:
-        """Returns the batches that all workers together have trained on at global step `step`."""
-        return self.batches + (step - self.step) * batches_per_step(engine)
-
 
 @dataclass(frozen=True)
 class EpochPosition:

@@ -175,9 +175,9 @@ class Stages:
 
     def _choose(self, operation: tf.Operation) -> str:
         """The device of an operation: of the layer whose gradient it is, or of its first input that has one."""
-        found = _WORKER.search(operation.name)
+        found = _WORKER.findall(operation.name)  # of the layer, after those that contain it
         if "gradient_tape/" in operation.name and found:
-            return self._workers[int(found[1])]
+            return self._workers[int(found[-1])]
         if operation.device or any(each.dtype == tf.resource for each in operation.inputs):
             return str(operation.device)
         return next((each.device for each in operation.inputs if each.device), "")

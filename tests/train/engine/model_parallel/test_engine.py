@@ -94,6 +94,33 @@ def test_replicas_and_micro_batches_make_the_update_of_the_whole_batch(engine):
     assert len(each_batch) == 2
 
 
+class WithLog(keras.Model):
+    """Reports a value of the last batch beside its metrics."""
+
+    def train_step(self, data):
+        return {**super().train_step(data), "sum": tf.reduce_sum(data[0])}
+
+
+@pytest.mark.slow
+def test_the_metrics_of_all_replicas_count_beside_a_log_of_the_model(engine):
+    def build():
+        model = network()
+        own = WithLog(model.input, model.output)
+        own.compile(keras.optimizers.SGD(0.1), model.loss, metrics=["accuracy"])
+        return own
+
+    made, _ = engine(build, batch=4, micro_batches=1)
+    x, y = classes()
+    expected = build().fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    made.open(lambda _: batches(x, y, batch=4), share="split", step=0, batches=0)
+    totals = MetricTotals(made._step)
+    for execution in made.run(len(x) // 8, first=0, size=2, adapts=False, pause=NoPause()):
+        totals.add(execution.metrics)
+    logs = totals.logs()
+    assert logs["accuracy"] == pytest.approx(expected["accuracy"][0])
+    assert logs["sum"] == pytest.approx(x[-4:].sum(), rel=1e-5), "that of the last batch of a replica"
+
+
 @pytest.mark.slow
 def test_each_example_of_a_partial_batch_weighs_as_in_keras(engine):
     """The last step has a batch of 12 and one of 4, with fewer examples than parts."""

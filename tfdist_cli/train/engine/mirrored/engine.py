@@ -115,7 +115,7 @@ class MirroredEngine:
             self._updates_by_xla = self._replica_steps.updates_compile(element_spec, self._totals)
         self._taken = 0  # steps of this launch
         self._first_execution = FirstExecution(
-            lambda: [*step.parameters, *step.state, *step.optimizer_variables],
+            lambda: [*step.parameters, *step.saved_state, *step.optimizer_variables],
             self.scope,
             self.total,
             self._take_standard_path,

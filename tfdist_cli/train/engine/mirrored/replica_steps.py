@@ -33,7 +33,7 @@ from tfdist_cli.train.optimizers.update_numbers import learning_rate_at
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import merges_at_once
 from tfdist_cli.train.tf_compat.functions import copied
-from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE
+from tfdist_cli.train.tf_compat.keras_optimizer import LEARNING_RATE, iterations
 from tfdist_cli.train.tf_compat.patching import original
 from tfdist_cli.train.tf_compat.variables import Read
 
@@ -202,14 +202,13 @@ class ReplicaSteps:
         else:
             given = [each.repeated() if isinstance(each, SummedTerms) else each for each in gradients]
         with ExitStack() as within:
-            accumulates = False
             for inner in leaf_optimizers(optimizer):
                 # Another local replica may have replaced the rate with the value that it has read.
                 own = original(inner, LEARNING_RATE)
-                rate = learning_rate_at(own, tf.convert_to_tensor(inner.iterations), self._rate)
+                number = tf.convert_to_tensor(iterations(inner).value)
+                rate = learning_rate_at(own, number, self._rate, inner.gradient_accumulation_steps)
                 within.enter_context(substituted(inner, {LEARNING_RATE: Read(rate)}))
-                accumulates = accumulates or bool(inner.gradient_accumulation_steps)
-                if not accumulates and self._rules.optimized:
+                if not inner.gradient_accumulation_steps and self._rules.optimized:
                     within.enter_context(fused(inner, self._tables.variables, summed=summed, terms=terms))
             optimizer.apply(given, variables)
         mark_changes(optimizer, given, variables)

@@ -228,8 +228,7 @@ class ModelParallelEngine:
                 examples += [each.examples for each in results]
                 logs = results[-1].logs
             packed = [totals.pack(own, list(logs)) for own in metrics]
-            counted = tf.add_n(packed) if not totals.size > totals.summed else packed[-1]
-            return tf.concat([tf.stack(losses), [tf.cast(tf.add_n(examples), tf.float64)], counted], axis=0)
+            return tf.concat([tf.stack(losses), [tf.cast(tf.add_n(examples), tf.float64)], tf.add_n(packed)], axis=0)
 
         return execute
 
