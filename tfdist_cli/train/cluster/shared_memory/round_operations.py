@@ -84,7 +84,8 @@ class _Process:
     def _join(self, worker: np.ndarray, all_ps: np.ndarray, layout: np.ndarray) -> np.ndarray:
         rounds = WorkerRounds(int(worker), Layout.unpacked(layout), [each.tobytes() for each in all_ps])
         with self._lock:
-            self._of_worker = {key: each for key, each in self._of_worker.items() if not each.close_if_over()}
+            for each in self._of_worker.values():
+                each.close_if_over()
             number = next(self._numbers)
             self._of_worker[number] = rounds
         return np.array(number)

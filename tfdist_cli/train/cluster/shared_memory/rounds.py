@@ -117,21 +117,14 @@ class WorkerRounds:
             self._close()
             return sequence, END, [np.zeros(each.size, each.dtype) for each in self._arrays]
 
-    def close_if_over(self) -> bool:
-        """Closes the boards of a run that is over, if nothing uses them just now: its function has failed.
-
-        Returns:
-            Whether they are closed.
-        """
-        if not self._used.acquire(blocking=False):
-            return False
-        try:
-            is_over = any(each.has_ended for each in self._ps)
-            if is_over:
-                self._close()
-            return is_over
-        finally:
-            self._used.release()
+    def close_if_over(self) -> None:
+        """Closes the boards of a run that is over, if nothing uses them just now: its function has failed."""
+        if self._used.acquire(blocking=False):
+            try:
+                if any(each.has_ended for each in self._ps):
+                    self._close()
+            finally:
+                self._used.release()
 
     def _receive(self) -> None:
         message = self._board.pipe.receive(_CHECK_SECONDS)
