@@ -119,6 +119,18 @@ def test_a_stall_between_reports_is_no_step_time():
         assert pace.size(20) == 20
 
 
+def test_stalls_are_no_step_time_where_an_epoch_is_shorter_than_a_measurement():
+    clock = Clock()
+    pace = by_arrival(0.01, clock)
+    arrived(pace, clock, 0.2, steps=20)
+    for number in range(40):
+        pace.begin()
+        for _ in range(4):
+            arrived(pace, clock, 0.1, steps=20)
+        arrived(pace, clock, 10 if number % 10 == 5 else 0.1, steps=20)
+        assert pace.size(20) == 20
+
+
 def test_long_steps_are_noticed_by_their_reports():
     clock = Clock()
     pace = by_arrival(0.01, clock)

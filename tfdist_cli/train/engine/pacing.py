@@ -89,12 +89,17 @@ class ArrivalPacing(Pacing):
         self._clock = clock
         self._compiled: Counter[int] = Counter()
         """For each size the executions so far: the first one includes compilation."""
+        self._steps, self._seconds = 0, 0.0
+        """What the next measurement has so far."""
         self.begin()
 
     def begin(self) -> None:
-        """Starts to measure; earlier measurements are kept, the time in between is not counted."""
+        """Starts or goes on to measure: the time in between is not counted.
+
+        An epoch may be shorter than a measurement. If each one began anew, there would be measurements of epochs with a
+        stall only.
+        """
         self._since = self._clock()
-        self._steps = 0
 
     def done(self, steps: int) -> None:
         """Counts steps that are reported.
@@ -105,15 +110,15 @@ class ArrivalPacing(Pacing):
         Args:
             steps: how many.
         """
+        seconds = self._clock() - self._since
+        self.begin()
         if not self._compiled[steps]:
             self._compiled[steps] += 1
-            self.begin()
             return
-        self._steps += steps
-        elapsed = self._clock() - self._since
-        if not self._recent or elapsed >= _MEASURED_SECONDS:
-            self.took(self._steps, elapsed)
-            self.begin()
+        self._steps, self._seconds = self._steps + steps, self._seconds + seconds
+        if not self._recent or self._seconds >= _MEASURED_SECONDS:
+            self.took(self._steps, self._seconds)
+            self._steps, self._seconds = 0, 0.0
 
 
 def auto_steps_per_execution(steps_per_epoch: int, workers: int, most: int) -> int:
