@@ -172,6 +172,12 @@ def test_a_missing_function_of_signatures_is_an_error_before_the_training(tmp_pa
         recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
 
 
+def exporting(folder, export, **more):
+    """A recipe that trains and exports."""
+    own = {"module": "one_layer", "module_dir": folder, "params": {"removed": []}, "train": {"batch_size": 2}}
+    return {**own, "evaluate": None, "export": export, **more}
+
+
 def test_a_format_that_lacks_an_operation_does_not_stop_the_others(tmp_path, monkeypatch):
     write_module(tmp_path, monkeypatch)
 
@@ -179,15 +185,8 @@ def test_a_format_that_lacks_an_operation_does_not_stop_the_others(tmp_path, mon
         raise ResultNotSaved("no such operation", code="export-not-converted")
 
     monkeypatch.setattr(model_files, "_convert", refused)
-    spec = {
-        "module": "one_layer",
-        "module_dir": tmp_path,
-        "params": {"removed": []},
-        "evaluate": None,
-        "train": {"batch_size": 2},
-        "checkpoint": {"every_steps": 2},
-        "export": {"format": ["litert", "saved_model"], "versions": True, "signatures": "signatures"},
-    }
+    formats = {"format": ["litert", "saved_model"], "versions": True, "signatures": "signatures"}
+    spec = exporting(tmp_path, formats, checkpoint={"every_steps": 2})
     with raises(ResultNotSaved, "export-not-converted"):
         recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
     assert [each.name for each in (tmp_path / "export").iterdir()] == ["serving"]
@@ -205,13 +204,6 @@ def test_a_model_that_accumulates_gradients_is_exported(tmp_path, monkeypatch):
     text = MODULE.replace('"sgd"', "keras.optimizers.SGD(gradient_accumulation_steps=2)")
     assert text != MODULE
     (tmp_path / "one_layer.py").write_text(text)
-    spec = {
-        "module": "one_layer",
-        "module_dir": tmp_path,
-        "params": {"removed": []},
-        "evaluate": None,
-        "train": {"batch_size": 2},
-        "export": {"format": "keras"},
-    }
+    spec = exporting(tmp_path, {"format": "keras"})
     recipe.run_recipe(join.join(Environment(run_dir=tmp_path)), Recipe.model_validate(spec))
     assert (tmp_path / "export" / "model.keras").is_file()

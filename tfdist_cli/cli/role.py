@@ -271,7 +271,7 @@ def _plan_as_scheduled(named: str | None, run_dir: Path | None) -> PlannedTask:
     own, machine = _plan_by_hand(cluster, task, run_dir), Machine.here()
     own = replace(own, resources=replace(own.resources, cores=()))  # the scheduler gives cores to tasks
     if "CUDA_VISIBLE_DEVICES" in os.environ and task.traits.sees_gpus:
-        resources = replace(own.resources, gpus=machine.gpus, cores=())
+        resources = replace(own.resources, gpus=machine.gpus)
         own = plan_task(cluster, task, fixed_addresses(cluster), resources, Path(own.env[RUN_DIR]), machine)
     kept = {name: os.environ[name] for name in own.env if name in os.environ and name not in _DECIDED_HERE}
     sees = {"CUDA_VISIBLE_DEVICES": own.env["CUDA_VISIBLE_DEVICES"]}

@@ -1,9 +1,12 @@
 """The order in which the exits of containers are reported."""
 
 import asyncio
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from tfdist_cli.launch.supervisor import exit_ordering
 from tfdist_cli.launch.supervisor.events import EventQueue, Exited
 from tfdist_cli.launch.supervisor.exit_ordering import ExitOrdering
 from tfdist_cli.spec.task_id import TaskId
@@ -59,6 +62,21 @@ def test_it_is_reported_how_long_ago_an_end_was():
         return await events.get(0)
 
     assert asyncio.run(run()).ago >= 1.1
+
+
+def test_exits_that_are_reported_together_have_one_time(monkeypatch):
+    """The supervisor orders exits by time: the later one would seem to have exited earlier, on a busy machine."""
+    ticks = count()
+    monkeypatch.setattr(exit_ordering, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+
+    async def run():
+        events = EventQueue()
+        ordering = ExitOrdering(events, CHIEF, LONG, LONG)
+        ordering.task_started(CHIEF)
+        await asyncio.gather(ordering.report(Exited(PS, 137)), ordering.report(Exited(CHIEF, 1)))
+        return [await events.get(0) for _ in range(2)]
+
+    assert [(each.task, each.ago) for each in asyncio.run(run())] == [(PS, 0.0), (CHIEF, 0.0)]
 
 
 def test_a_first_task_that_was_started_again_is_waited_for_again():

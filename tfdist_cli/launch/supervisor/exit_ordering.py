@@ -63,17 +63,26 @@ class ExitOrdering:
         if 0 < exited.code < _SIGNALLED:
             await _wait(self._killed, self._cause_timeout)
         # The supervisor orders exits by time, so the pending ones get the time at which they are reported.
-        self._received_at = dict.fromkeys(self._pending, time.monotonic())
+        now = time.monotonic()
+        self._received_at = dict.fromkeys(self._pending, now)
         failures = [each for each in self._pending.values() if each.code] if exited.code else []
         for each in sorted(failures, key=lambda each: (each.code < _SIGNALLED, each is exited)):
-            self._release(each.task)
-        self._release(exited.task)
+            self._release(each.task, now)
+        self._release(exited.task, now)
         self._first_reported.set()
 
-    def _release(self, task: TaskId) -> None:
+    def _release(self, task: TaskId, now: float | None = None) -> None:
+        """Reports a task's exit.
+
+        Args:
+            task: the task.
+            now: the time of its report; given where several are reported together, since each later one would seem to
+                have exited earlier otherwise.
+        """
+        now = time.monotonic() if now is None else now
         if task in self._pending:
             exited = self._pending.pop(task)
-            self._events.put(replace(exited, ago=exited.ago + time.monotonic() - self._received_at[task]))
+            self._events.put(replace(exited, ago=exited.ago + now - self._received_at[task]))
         if not any(each.code >= _SIGNALLED for each in self._pending.values()):
             self._killed.clear()
 
