@@ -2,12 +2,12 @@
 
 import importlib.util
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.comparing import differences
+from tests.support.descriptors import opened
 from tests.support.selected import selected
 from tests.support.tasks import alone, program
 
@@ -326,8 +326,7 @@ EXECUTION = 6
 
 def shared_files(process):
     """The descriptors of memory that a process shares: two of what identifies it, more if it has sent something."""
-    files = [str(each.readlink()) for each in Path(f"/proc/{process}/fd").iterdir()]
-    return sum(file.startswith("/memfd:tfdist") for file in files)
+    return sum(count for file, count in opened(process).items() if file.startswith("/memfd:tfdist"))
 
 
 @pytest.mark.chaos

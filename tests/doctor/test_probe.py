@@ -113,6 +113,22 @@ def test_it_listens_as_a_server_does_and_names_who_does_so_already():
     assert listening["ps:0"]["port"] > 1023
 
 
+def test_who_listens_is_named_although_descriptors_close_meanwhile(monkeypatch):
+    readlink, closed = os.readlink, []
+
+    def closing(path):
+        if not closed:
+            closed.append(path)
+            raise FileNotFoundError(path)
+        return readlink(path)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(probe.os, "readlink", closing)
+        monkeypatch.setattr(probe.Path, "glob", lambda *_: [Path(f"/proc/{os.getpid()}")])
+        assert probe.user_of(server.getsockname()[1]).endswith(f"(pid {os.getpid()})")
+    assert closed
+
+
 def test_who_connects_hears_the_token():
     told = probe.listen({"ps:0": 0}, "hello")["ps:0"]
     with socket.create_server(("127.0.0.1", 0)) as closed:

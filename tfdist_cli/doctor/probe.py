@@ -269,6 +269,14 @@ def _has_ipv6() -> bool:
     return True
 
 
+def _target(descriptor: Path) -> str:
+    """Returns what a descriptor of a process refers to; empty if the process has closed it meanwhile."""
+    try:
+        return os.readlink(str(descriptor))  # noqa: PTH115 Python 3.7 has none
+    except FileNotFoundError:
+        return ""
+
+
 def user_of(port: int) -> str:
     """Returns the program that listens on a port; empty if this user cannot see it."""
     inodes = set()
@@ -278,8 +286,7 @@ def user_of(port: int) -> str:
                 inodes.add(f"socket:[{row[9]}]")
     for process in Path("/proc").glob("[0-9]*") if inodes else ():
         try:
-            held = {os.readlink(str(handle)) for handle in (process / "fd").iterdir()}  # noqa: PTH115 Python 3.7 has none
-            if held & inodes:
+            if any(_target(handle) in inodes for handle in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text(encoding='utf-8').strip()} (pid {process.name})"
         except OSError:  # a process of another user, or one that has exited
             continue
