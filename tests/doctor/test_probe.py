@@ -123,8 +123,8 @@ def test_who_listens_is_named_although_descriptors_close_meanwhile(monkeypatch):
         return readlink(path)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(probe.os, "readlink", closing)
-        monkeypatch.setattr(probe.Path, "glob", lambda *_: [Path(f"/proc/{os.getpid()}")])
+        monkeypatch.setattr(os, "readlink", closing)
+        monkeypatch.setattr(Path, "glob", lambda *_: [Path(f"/proc/{os.getpid()}")])
         assert probe.user_of(server.getsockname()[1]).endswith(f"(pid {os.getpid()})")
     assert closed
 
