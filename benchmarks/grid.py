@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.cluster import CLUSTER_THREADS, ROOT
 from benchmarks.sizes import SIZES, Size
 from benchmarks.workload import Workload
+from tfdist_cli.bench.machine import onednn_by_default
 
 TORCH_PYTHON = "TFDIST_BENCHMARK_TORCH_PYTHON"
 """The variable with the interpreter that has PyTorch, if it is not installed beside TensorFlow."""
@@ -138,17 +139,20 @@ FASTER_WITH_XLA = frozenset(
         "mlp:mirrored",
         "mlp:keras_64",
         "mlp:keras_128",
-        "mlp_large:ps_async",
-        "mlp_large:ps_sync",
-        "mlp_large:mirrored",
         "mlp_large:single",
         "mlp_large:keras_256",
         "mlp_large:keras_512",
     }
 )
 """The sides of the grid that train faster with XLA (see `tuning`): `model:placement` of tfdist, `model:keras_batch`."""
+FASTER_WITH_XLA_THAN_WITH_AVX2 = frozenset({"mlp_large:ps_async", "mlp_large:ps_sync", "mlp_large:mirrored"})
+"""Those that do only where TensorFlow does not use oneDNN by default: its kernels with AVX-512 are faster than XLA's."""
 FASTER_WITH_EIGEN = ("two_tower:*", "wide_deep:ps_*", "wide_deep:single", "mlp_large:keras_*")
 """Patterns of those that train faster without oneDNN. tf_keras is `model:tf_keras`."""
+
+
+def _xla(side: str) -> bool:
+    return side in FASTER_WITH_XLA or (side in FASTER_WITH_XLA_THAN_WITH_AVX2 and not onednn_by_default())
 
 
 def _onednn(side: str) -> bool:
@@ -174,7 +178,7 @@ def _roles(size: Size, placement: Placement) -> dict[str, int]:
 def _ours(key: str, name: str, **changes: Any) -> Side:
     """Returns tfdist on a placement."""
     placement = PLACEMENTS[name]
-    faster = {"jit": f"{key}:{name}" in FASTER_WITH_XLA, "onednn": _onednn(f"{key}:{name}")}
+    faster = {"jit": _xla(f"{key}:{name}"), "onednn": _onednn(f"{key}:{name}")}
     work = _work(key, placement, **{**faster, **changes})
     return Side("`tfdist.fit`", PROGRAMS["tfdist_fit"], _roles(SIZES[key], placement), work, bound=placement.ps)
 
@@ -186,7 +190,7 @@ def _peer(name: str, key: str, placement: Placement) -> Side:
     if name == "keras":
         batch = size.batch * (placement.workers if placement.together else 1)
         side = f"{key}:keras_{batch}"
-        alone = replace(work, batch_size=batch, jit=side in FASTER_WITH_XLA, onednn=_onednn(side))
+        alone = replace(work, batch_size=batch, jit=_xla(side), onednn=_onednn(side))
         return Side("Keras 3 `Model.fit`, one process", PROGRAMS["keras_fit"], {}, alone)
     if name == "tf_keras":
         roles = _roles(size, placement) if not placement.together else {"worker": placement.workers}
