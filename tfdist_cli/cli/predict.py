@@ -30,7 +30,7 @@ EXAMPLES = (
     "tfdist predict runs/latest --data users.parquet --output scores.parquet --workers 4",
     "tfdist predict runs/latest --data features.csv --columns height,weight --output scores.csv",
     "tfdist predict s3://bucket/runs/digits --data s3://bucket/users.parquet --output s3://bucket/scores.parquet",
-    "tfdist predict RUN --data x.npy --output y.npy --shard $SLURM_PROCID/$SLURM_NTASKS",
+    "srun sh -c 'tfdist predict RUN --data x.npy --output y.npy --shard $SLURM_PROCID/$SLURM_NTASKS'",
 )
 _ATTEMPTS = 3
 """How often a process is started that is killed without having done a part."""
