@@ -41,7 +41,7 @@ from tfdist_cli.task.slurm_step import ATTEMPT, fork_task
 EXAMPLES = (
     "tfdist role --task ps:0 --cluster cluster.yaml",
     "tfdist role --task worker:1 --cluster cluster.yaml -- python train.py",
-    "tfdist role --task worker:5 --cluster runs/latest/cluster.yaml",
+    "tfdist role --task worker:5 --cluster cluster.yaml",
     "tfdist role --task chief:0 --cluster cluster.yaml --run-dir s3://bucket/runs/digits",
     "TF_CONFIG='{...}' tfdist role --recipe recipe.yaml",
     "srun --ntasks=5 tfdist role --cluster cluster.yaml",
@@ -88,7 +88,8 @@ def role(  # noqa: PLR0913 a parameter is an option
     only: Slurm's variables name the task and the addresses.
 
     A worker of parameter servers may start while the others train, with an index below the max of its role: it joins
-    them. SIGTERM makes it leave. In a job of Slurm, it joins the job of the run directory.
+    them. SIGTERM makes it leave. In a job of Slurm, it joins the job of the run directory. It cannot join a run of
+    `tfdist launch`, whose tasks have a secret: use `tfdist scale` there.
 
     The command plans the task's environment (GPUs, threads, proxies) for this machine and then replaces itself with the
     task's program.
