@@ -88,8 +88,7 @@ def known_steps_of_pass(
         raise TrainingError(
             f"the training data has no full batch for each of {workers} workers",
             code="no-full-batch",
-            hint="use a smaller batch_size, fewer workers, or more data; "
-            "and leave .batch() out of a recipe's dataset(), which returns single examples",
+            hint="use a smaller batch_size, fewer workers, or more data",
         )
     if asynchronous:
         return steps
