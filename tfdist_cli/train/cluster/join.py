@@ -184,8 +184,8 @@ def scope(
 ) -> AbstractContextManager[Any]:
     """Returns the scope to build and compile a model in, on every task of a cluster and in a single process.
 
-    In a ps, a worker of a parameter server cluster, or a task of `tf.data`'s service, it serves the chief and does not
-    return: the code after it runs on the chief only.
+    In a ps, a worker of `parameter_server` or `model_parallel`, or a task of `tf.data`'s service, it serves the chief
+    and does not return: the code after it runs on the chief only. An evaluator runs the program up to `tfdist.fit`.
 
     Args:
         placement: the ps for each variable: the one with the fewest bytes (`greedy`), or the next one in turn
