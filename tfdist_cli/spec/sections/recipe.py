@@ -40,7 +40,7 @@ def _check_module(name: str) -> str:
     if name.endswith(".py") and "/" not in name:
         raise InvalidValue(f"{name!r} is a file: write the module, {name[:-3]!r}", code="module-is-file")
     if not all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
-        message = f"{name!r} is not the name of a module: expected one such as 'digits_mlp' or 'package.digits'"
+        message = f"{name!r} is not the name of a module: expected one such as 'my_model' or 'package.digits'"
         raise InvalidValue(message, code="invalid-module")
     return name
 
@@ -265,8 +265,8 @@ class Recipe(SpecModel):
     """A Python module with `model(params)` and `dataset(params, split, shard)`, and how to train it."""
 
     module: ModuleName
-    """The Python module: one in the folder of this file, such as `digits_mlp`, or one that Python can import, such as
-    `mypackage.recipes.digits`."""
+    """The Python module: one in the folder of this file, such as `my_model` for `my_model.py`, or one that Python can
+    import, such as `mypackage.recipes.digits`."""
     params: dict[str, JsonValue] = {}
     """The `params` argument of the module's functions."""
     train: Train = Train()
