@@ -52,20 +52,36 @@ def _has_active_job(run: Path) -> bool:
     return any(jobs.is_active(run) for jobs in scheduler_jobs())
 
 
+def has_exited_within(process: psutil.Process, timeout: float | None) -> bool:
+    """Waits until a process has exited, also one that its parent does not reap.
+
+    Args:
+        process: the process, which need not be a child.
+        timeout: seconds to wait; None for no limit.
+
+    Returns:
+        Whether it has exited.
+    """
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:  # psutil waits for another's zombie until it is reaped
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with suppress(psutil.TimeoutExpired):
+                process.wait(min(_PERIOD, left))
+    return True
+
+
 def _end_launcher(pid: int, *, now: bool, timeout: float) -> bool:
     """Signals a launcher and waits for its exit; returns whether it has exited."""
-    deadline, again = time.monotonic() + timeout, time.monotonic() + _AGAIN
+    deadline = time.monotonic() + timeout
     with suppress(psutil.NoSuchProcess):
         launcher = psutil.Process(pid)
         launcher.send_signal(signal.SIGINT if now else signal.SIGTERM)
-        while launcher.status() != psutil.STATUS_ZOMBIE:  # a zombie has exited, its parent has not reaped it
-            if time.monotonic() >= deadline:
-                return False
-            if now and time.monotonic() >= again:
-                launcher.send_signal(signal.SIGINT)
-                again = float("inf")
-            with suppress(psutil.TimeoutExpired):
-                launcher.wait(_PERIOD)
+        if now and not has_exited_within(launcher, min(_AGAIN, timeout)):
+            launcher.send_signal(signal.SIGINT)
+        return has_exited_within(launcher, deadline - time.monotonic())
     return True
 
 

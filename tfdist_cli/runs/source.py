@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -12,7 +12,7 @@ import psutil
 from tfdist_cli.launch.manual import wait_for_manual
 from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.run.requests import Contact, LocalContact
-from tfdist_cli.launch.stopping import is_over, stop_run
+from tfdist_cli.launch.stopping import has_exited_within, is_over, stop_run
 from tfdist_cli.spec.path_scheme import Url, checked_location
 
 
@@ -79,12 +79,8 @@ class RunSource:
         if view.manual:
             return wait_for_manual(view.path, timeout)
         if view.launcher is not None:
-            try:
-                psutil.Process(view.launcher).wait(timeout)
-            except psutil.TimeoutExpired:
-                return False
-            except psutil.NoSuchProcess:
-                pass  # it has just ended
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                return has_exited_within(psutil.Process(view.launcher), timeout)
         return True
 
 
