@@ -8,7 +8,8 @@ import pytest
 
 from tfdist_cli.run_storage import process
 from tfdist_cli.run_storage.lease import ENDED, LOST, Lease
-from tfdist_cli.run_storage.process import Task, upload_run
+from tfdist_cli.run_storage.process import Task, _try, upload_run
+from tfdist_cli.run_storage.upload import FolderUpload, UnreadableFiles
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage.remote import RemoteFolder
 
@@ -105,3 +106,32 @@ def test_a_run_that_is_there_and_has_no_end(task, uploading, monkeypatch):
     problem = uploading(b"0\n")
     assert problem
     assert str(task.local) not in problem, "no file is missing"
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_run_has_its_end(task, uploading, monkeypatch):
+    changes = FolderUpload.upload_changes
+
+    def one_unreadable(self, **options):
+        changes(self, **options)
+        raise UnreadableFiles({"secret": "Permission denied"})
+
+    monkeypatch.setattr(FolderUpload, "upload_changes", one_unreadable)
+    (task.local / "late").write_text("at the end")
+    assert "secret" in uploading(b"0\n")
+    remote = RemoteFolder(task.url)
+    assert (remote.read("late"), Lease.read(remote).state) == (b"at the end", ENDED)
+
+
+def test_the_log_names_an_unreadable_file_once(task, monkeypatch, caplog):
+    unreadable = {"one": "Permission denied"}
+
+    def fail(*_, **__):
+        raise UnreadableFiles(unreadable)
+
+    monkeypatch.setattr(FolderUpload, "upload_changes", fail)
+    uploads, told = FolderUpload(task.local, RemoteFolder(task.url)), set()
+    for _ in range(2):
+        _try(uploads, threading.Event(), told)
+    unreadable["two"] = "Permission denied"
+    _try(uploads, threading.Event(), told)
+    assert ["two" in record.getMessage() for record in caplog.records] == [False, True]

@@ -2,11 +2,12 @@
 
 import os
 import uuid
+from pathlib import Path
 
 import pytest
 
 from tfdist_cli.run_storage import upload
-from tfdist_cli.run_storage.upload import FolderUpload
+from tfdist_cli.run_storage.upload import FolderUpload, UnreadableFiles
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.retry import Retry
@@ -173,3 +174,60 @@ def test_a_file_that_is_removed_meanwhile(run, remote, monkeypatch):
     remote.upload = removing
     uploads.upload_changes()
     assert "attempt_1/ps-0/stdout.log" not in remote.sizes()
+
+
+@pytest.fixture
+def deny(monkeypatch):
+    """Makes files and folders unreadable, for root too."""
+    denied = set()
+
+    def denying(real):
+        def check(path, *arguments, **options):
+            if Path(path) in denied:
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        return check
+
+    monkeypatch.setattr(Path, "open", denying(Path.open))
+    monkeypatch.setattr(os, "scandir", denying(os.scandir))
+    return denied
+
+
+@pytest.mark.parametrize("size", [1, 2 * upload._SMALL])
+def test_a_file_that_cannot_be_read_holds_up_no_other(size, run, remote, deny):
+    secret = run / "attempt_1" / "secret"
+    with secret.open("wb") as file:
+        file.truncate(size)
+    os.utime(secret, (1e9, 1e9))
+    deny.add(secret)
+    uploads = FolderUpload(run, remote)
+    for _ in range(2):
+        with pytest.raises(UnreadableFiles) as caught:
+            uploads.upload_changes()
+        assert (caught.value.names, uploads.not_sent) == (("attempt_1/secret",), ["attempt_1/secret"])
+        assert "attempt_1/secret" in str(caught.value)
+    assert len(remote.taken()) == 6, "all others, once"
+    deny.clear()
+    uploads.upload_changes()
+    assert (remote.taken(), uploads.not_sent) == (["attempt_1/secret"], [])
+
+
+def test_a_checkpoint_with_an_unreadable_file_gets_no_seal(run, remote, deny):
+    deny.add(run / "checkpoints" / "step-1" / "variables")
+    with pytest.raises(UnreadableFiles):
+        FolderUpload(run, remote).upload_changes()
+    assert "result.json" in remote.sizes()
+    assert not remote.sizes("checkpoints")
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_nothing_of_it_is_deleted(run, remote, deny):
+    uploads = FolderUpload(run, remote)
+    uploads.upload_changes()
+    deny.add(run / "checkpoints")
+    (run / "result.json").write_text("another")
+    with pytest.raises(UnreadableFiles) as caught:
+        uploads.upload_changes(last=True)
+    assert caught.value.names == ("checkpoints",)
+    assert remote.sizes("checkpoints")
+    assert remote.read("result.json") == b"another"

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from tfdist_cli.errors import TfdistError
 from tfdist_cli.run_storage.lease import ENDED, LOST, RENEWAL_SECONDS, Lease
 from tfdist_cli.run_storage.requests import RequestRelay
-from tfdist_cli.run_storage.upload import FolderUpload
+from tfdist_cli.run_storage.upload import FolderUpload, UnreadableFiles
 from tfdist_cli.spec.path_scheme import Url
 from tfdist_cli.storage.remote import RemoteFolder
 from tfdist_cli.storage.retry import RETRY_SECONDS, Retry, StorageError
@@ -87,7 +87,7 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
     """
     with suppress(OSError):
         os.nice(10)  # the job comes first
-    ended, taken = _Ended(pipe), threading.Event()
+    ended, taken, told = _Ended(pipe), threading.Event(), set[str]()
 
     def pause(seconds: float) -> None:
         if ended.event.wait(seconds):
@@ -99,7 +99,7 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
     threading.Thread(target=_renew, args=(task, ended.event, taken), name="lease", daemon=True).start()
     threading.Thread(target=relay.run, args=(ended.event, task.period), name="requests", daemon=True).start()
     while not taken.is_set():
-        _try(during, ended.event)
+        _try(during, ended.event, told)
         if relay.pause(ended.event, task.period):
             break
     ended.event.wait()
@@ -109,7 +109,7 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
     try:
         if task.lease.is_taken(remote):
             return f"another launch has taken over {task.url}"
-        last.upload_changes(last=True)
+        problem = _unreadable(last)
         task.lease.written(remote, ended.state)
     except OSError as error:
         with suppress(OSError):  # others need not wait for this launch
@@ -117,12 +117,32 @@ def upload_run(task: Task, pipe: BinaryIO) -> str:
         if not last.not_sent:
             return f"all of its files are there, but not that it has ended: {error.strerror or error}"
         return f"{len(last.not_sent)} files of {task.local} are not in {task.url}: {error.strerror or error}"
+    return problem
+
+
+def _unreadable(last: FolderUpload) -> str:
+    """Uploads the rest of the run. Returns which files cannot be read; empty if all can."""
+    try:
+        last.upload_changes(last=True)
+    except UnreadableFiles as error:
+        return f"{error.strerror}; all other files are there"
     return ""
 
 
-def _try(upload: FolderUpload, ended: threading.Event) -> None:
+def _try(upload: FolderUpload, ended: threading.Event, told: set[str]) -> None:
+    """Uploads what has changed.
+
+    Args:
+        upload: the run directory.
+        ended: whether the job has ended.
+        told: the names of unreadable files that the log has; new ones are added.
+    """
     try:
         upload.upload_changes(stopped=ended.is_set)
+    except UnreadableFiles as error:
+        if not told.issuperset(error.names):
+            log.warning("%s; the other files are uploaded", error.strerror)
+        told.update(error.names)
     except OSError as error:
         log.warning("%s; tried again later", error.strerror or error)
 

@@ -6,8 +6,10 @@ seal, the result of a run before the event that it has ended, and everything bef
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +42,8 @@ _QUIET = 10.0
 _LAST = ("saved_model.pb", "model.xml", "state.json")
 """Files that say that the others in their folder are complete."""
 _OWN = (LOCK_FILE, LEASE_FILE, ORIGIN_FILE)
+_NAMED = 5
+"""Files that a message names; of more, their number."""
 
 Stamp = tuple[int, int]
 """The size of a file, and the time of its last change in nanoseconds."""
@@ -50,6 +54,20 @@ class _File:
     name: str
     path: Path
     stamp: Stamp
+
+
+class UnreadableFiles(OSError):
+    """Files of a run directory that this process may not read, or cannot: all others are uploaded.
+
+    Args:
+        reasons: the name of each file or folder, and why it cannot be read.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        named = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_NAMED]]
+        more = f" and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
+        super().__init__(errno.EACCES, f"cannot read {', '.join(named)}{more}")
+        self.names = tuple(reasons)
 
 
 class FolderUpload:
@@ -75,6 +93,7 @@ class FolderUpload:
         self._clock = clock
         self._sent = read_sent(local)
         self._due: dict[str, float] = {}
+        self._unreadable: dict[str, str] = {}
         self.not_sent: list[str] = []
         """The names of the files whose last changes are not uploaded."""
 
@@ -86,7 +105,8 @@ class FolderUpload:
             stopped: whether to end before the next file.
 
         Raises:
-            OSError: a file could not be uploaded; those after it were not tried.
+            UnreadableFiles: files cannot be read here; the others are uploaded.
+            OSError: the service has failed for a file; those after it were not tried.
         """
         if not (self._local / PLAN_FILE).exists():
             return  # the directory was removed: its copy must not be
@@ -96,18 +116,20 @@ class FolderUpload:
                 if stopped():
                     return
                 if last or self._due.get(file.name, 0.0) <= self._clock():
-                    self._upload(file)
-                    self.not_sent.remove(file.name)
+                    self._upload_readable(file)
             self._delete_removed()
         finally:
             write_sent(self._local, self._sent)
+        if self._unreadable:
+            raise UnreadableFiles(self._unreadable)
 
     def changed(self) -> list[_File]:
         """Returns the files that are to be uploaded, in this order."""
+        self._unreadable = {}
         events = self._events()
         files = [file for file in self._files() if self._sent.get(file.name) != file.stamp]
         files += [events] if events and self._sent.get(events.name) != events.stamp else []
-        self.not_sent = [file.name for file in files]
+        self.not_sent = [*self._unreadable, *(file.name for file in files)]
         return files
 
     def _events(self) -> _File | None:
@@ -118,16 +140,34 @@ class FolderUpload:
 
     def _files(self) -> list[_File]:
         found = []
-        for name, path in _regular_files(self._local):
+        for name, path in _regular_files(self._local, self._cannot_list):
             if name != EVENTS_FILE and not name.startswith(self._skipped):
                 with suppress(FileNotFoundError):
                     found.append(_File(name, path, _stamp(path)))
         return sorted(found, key=lambda file: (_rank(file.name), file.name))
 
+    def _cannot_list(self, error: OSError) -> None:
+        """Notes a folder that cannot be listed, or a file in it. One that was removed meanwhile is none."""
+        if not isinstance(error, FileNotFoundError):
+            self._unreadable[str(Path(error.filename).relative_to(self._local))] = error.strerror or str(error)
+
+    def _upload_readable(self, file: _File) -> None:
+        """Uploads a file, unless it cannot be read, or says that files are complete of which one cannot be read."""
+        folder = file.name[: -len(file.path.name)]
+        if _rank(file.name) == 1 and any(name.startswith(folder) for name in self._unreadable):
+            return
+        try:
+            self._upload(file)
+        except _NotReadableError as error:
+            self._unreadable[file.name] = str(error)
+        else:
+            self.not_sent.remove(file.name)
+
     def _upload(self, file: _File) -> None:
         began = self._clock()
         try:
             if file.stamp[0] >= _SMALL and time.time() - file.stamp[1] / 1e9 > _QUIET:
+                next(_blocks(file.path, 1), b"")  # the service's library does not say which side has failed
                 self._remote.upload(file.path, file.name)
             else:
                 with _copied(file) as copy:
@@ -141,7 +181,7 @@ class FolderUpload:
 
     def _delete_removed(self) -> None:
         """Deletes objects whose files were removed, such as old checkpoints: a folder's seal first."""
-        gone = [name for name in self._sent if not (self._local / name).exists()]
+        gone = [name for name in self._sent if _is_gone(self._local / name)]
         for name in sorted(gone, key=lambda name: (-_rank(name), name)):
             self._remote.delete([name])
             del self._sent[name]
@@ -164,19 +204,46 @@ def write_sent(local: Path, sent: Mapping[str, Stamp]) -> None:
 
 def stamps(local: Path) -> dict[str, Stamp]:
     """Returns the size and the time of each file of a directory."""
-    return {name: _stamp(path) for name, path in _regular_files(local)}
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    return {name: _stamp(path) for name, path in _regular_files(local, fail)}
 
 
-def _regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the files of a run, without links, hidden files, and files that are about one machine."""
-    for root, folders, names in os.walk(folder):
+def _regular_files(folder: Path, failed: Callable[[OSError], None]) -> Iterator[tuple[str, Path]]:
+    """Yields the files of a run, without links, hidden files, and files that are about one machine.
+
+    Args:
+        folder: the run directory.
+        failed: is called with the error of a folder that cannot be listed.
+    """
+    for root, folders, names in os.walk(folder, onerror=failed):
         folders[:] = [each for each in folders if not each.startswith(".")]
         for name in names:
             path = Path(root, name)
             relative = str(path.relative_to(folder))
             own = relative in _OWN or relative.startswith("request-")
-            if not name.startswith(".") and not own and path.is_file() and not path.is_symlink():
+            if name.startswith(".") or own:
+                continue
+            try:
+                regular = stat.S_ISREG(path.lstat().st_mode)
+            except OSError as error:
+                failed(error)
+                continue
+            if regular:
                 yield relative, path
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether a file was removed. One in a folder that cannot be read may be there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def _rank(name: str) -> int:
@@ -188,14 +255,32 @@ def _stamp(path: Path) -> Stamp:
     return found.st_size, found.st_mtime_ns
 
 
+class _NotReadableError(Exception):
+    """A file of the run directory cannot be read; the text is the reason."""
+
+
+def _blocks(path: Path, size: int) -> Iterator[bytes]:
+    """Yields the beginning of a file.
+
+    Raises:
+        FileNotFoundError: it was removed.
+        _NotReadableError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as source:
+            while size > 0 and (block := source.read(min(size, _BLOCK))):
+                yield block
+                size -= len(block)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _NotReadableError(error.strerror or error) from error
+
+
 def _copied(file: _File) -> IO[bytes]:
     """Copies a file as it was when it was listed; of lines only whole ones."""
     copy = tempfile.NamedTemporaryFile(prefix="tfdist-upload-")  # noqa: SIM115 the caller closes it
-    left = file.stamp[0]
-    with file.path.open("rb") as source:
-        while left > 0 and (block := source.read(min(left, _BLOCK))):
-            copy.write(block)
-            left -= len(block)
+    copy.writelines(_blocks(file.path, file.stamp[0]))
     if file.path.suffix in _GROWS:
         copy.truncate(_end_of_lines(copy))
     copy.flush()
