@@ -1,7 +1,9 @@
 """Copies of stored runs: for readers, also of a run that is on, and to resume a run on another machine."""
 
+import json
+import time
 import uuid
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -68,15 +70,55 @@ def test_a_run_without_an_end(state, outcome, run, remote, tmp_path):
     assert read_run(copy.path).outcome is outcome
 
 
-def test_the_sign_of_life_is_too_old(run, remote, tmp_path):
+@pytest.fixture
+def seen(run, remote, tmp_path, monkeypatch):
+    """Returns how a run that goes on is seen.
+
+    The lease was written some seconds ago by the service's clock, and by the launcher's; the clock of this machine is
+    ahead by some seconds, and the service does not tell its time if `silent`.
+    """
     run.launch(at=100)
     FolderUpload(run.path, remote).upload_changes()
-    content = remote.read("events.jsonl")
-    assert content
-    remote.write("launcher.json", b'{"state": "running", "time": "2026-01-01T00:00:00+00:00"}')
-    copy = RunCopy(remote.url, tmp_path / "copy", STATE)
-    copy.refresh()
-    assert read_run(copy.path).outcome is Outcome.LOST
+    real = time.time
+
+    def look(age, told, ahead=0.0, *, silent=False, folder="copy"):
+        when = datetime.now(timezone.utc)
+        lease = vars(Lease.new()) | {"time": (when - timedelta(seconds=told)).isoformat()}
+        remote.write("launcher.json", json.dumps(lease).encode())
+        files = remote._files
+        files.store[files._strip_protocol(remote.url / "launcher.json")].modified = when - timedelta(seconds=age)
+        monkeypatch.setattr(time, "time", lambda: real() + ahead)
+        if silent:
+            monkeypatch.setattr(RemoteFolder, "age", lambda *_: None)
+        copy = RunCopy(remote.url, tmp_path / folder, STATE)
+        copy.refresh()
+        return read_run(copy.path).outcome
+
+    return look
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize("told", [-3600.0, 0.0, 3600.0])
+def test_only_the_clock_of_the_service_tells_whether_a_launcher_lives(told, ahead, seen):
+    assert seen(20.0, told, ahead) is Outcome.RUNNING
+    assert seen(70.0, told, ahead) is Outcome.LOST
+
+
+def test_a_service_that_does_not_tell_its_time(seen):
+    assert seen(20.0, 3600.0, 200.0, silent=True) is Outcome.RUNNING, "the clocks are compared with a tolerance"
+    assert seen(500.0, 0.0, silent=True, folder="another") is Outcome.LOST
+
+
+def test_a_lease_that_changes_is_alive_and_one_that_does_not_is_lost_whatever_the_clocks_say(
+    seen, remote, tmp_path, monkeypatch
+):
+    assert seen(500.0, 0.0, silent=True) is Outcome.LOST
+    assert seen(500.0, 1.0, silent=True) is Outcome.RUNNING, "it was written anew"
+    copy, real = RunCopy(remote.url, tmp_path / "copy", STATE), time.time
+    for later, outcome in ((50.0, Outcome.RUNNING), (65.0, Outcome.LOST)):
+        monkeypatch.setattr(time, "time", lambda later=later: real() + later)
+        copy.refresh()
+        assert read_run(copy.path).outcome is outcome
 
 
 def test_a_folder_without_a_run(remote, tmp_path):

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import uuid
+from datetime import timedelta
 
 import pytest
 
@@ -103,8 +104,10 @@ def test_a_launcher_that_does_not_answer(launcher):
 @pytest.mark.parametrize("state", [None, LOST])
 def test_a_launcher_that_has_disappeared(state, launcher):
     """It gave its last sign of life long ago, or its upload has seen its end."""
-    old = {"state": state or "running", "time": "2026-01-02T03:04:05+00:00"}
-    launcher.remote.write("launcher.json", json.dumps(vars(launcher.lease) | old).encode())
+    launcher.lease.written(launcher.remote, state)
+    files = launcher.remote._files
+    written = files.store[files._strip_protocol(launcher.remote.url / "launcher.json")]
+    written.modified -= timedelta(seconds=100)
     with open_run(launcher.remote.url) as source:
         view = source.view()
         assert (view.outcome, source.is_over(view)) == (Outcome.LOST, False)

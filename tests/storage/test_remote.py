@@ -1,6 +1,7 @@
 import importlib
 import os
 import uuid
+from email.utils import formatdate
 
 import pytest
 
@@ -48,6 +49,24 @@ def test_objects(folder, file, tmp_path):
     assert list(folder.sizes()) == ["a/seal"]
     with pytest.raises(FileNotFoundError):
         folder.read("a/file")
+
+
+def test_the_age_of_an_object(folder):
+    folder.write("a/file", b"")
+    assert 0 <= folder.age("a/file") < 60
+    with pytest.raises(FileNotFoundError):
+        folder.age("a/none")
+
+
+@pytest.mark.slow
+def test_the_clock_of_the_service_is_in_its_answers(s3, monkeypatch):
+    folder = RemoteFolder(Url("s3://bucket/run"))
+    folder.write("file", b"")
+    headers = {"date": formatdate(folder.modified("file") + 3600)}
+    monkeypatch.setattr(folder._files, "call_s3", lambda *_, **__: {"ResponseMetadata": {"HTTPHeaders": headers}})
+    assert folder.age("file") == pytest.approx(3600, abs=1)
+    headers.clear()
+    assert folder.age("file") is None, "it does not tell its time"
 
 
 @pytest.mark.slow

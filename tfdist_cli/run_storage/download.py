@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -40,8 +42,18 @@ _OVERLAP = 512
 """Bytes of the copy that are compared with the file: a line of the metrics, with its time."""
 _FIRST = (LEASE_FILE, EVENTS_FILE)
 """The files that are uploaded last are downloaded first: then they mention nothing that is not there yet."""
+CLOCK_TOLERANCE = 300.0
+"""Seconds by which the clocks of this machine and of a service that does not tell its time may differ."""
 _ATTEMPT = re.compile(r"(attempt_[0-9]+)/")
 _SEAL = re.compile(rf"({CHECKPOINTS}/step-[0-9]+)/state\.json")
+
+
+def _dated(file: Path) -> tuple[bytes, float] | None:
+    """Returns the content of a file, and when it was modified; None if it does not exist."""
+    try:
+        return file.read_bytes(), file.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 class RunCopy:
@@ -75,9 +87,12 @@ class RunCopy:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_origin(self.path, self._remote.url)
             chosen = [name for name in sizes if any(fnmatchcase(name, pattern) for pattern in self._wanted)]
+            lease = _dated(self.path / LEASE_FILE)
             for name in sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)):
                 with suppress(FileNotFoundError):  # it was removed meanwhile
                     self._update(name, sizes[name])
+                    if name == LEASE_FILE:
+                        self._date_lease(lease)
         except OSError as error:
             raise unreachable(self._remote.url, error) from error
         make_folders(self.path, sizes)
@@ -90,6 +105,29 @@ class RunCopy:
                 self._remote.download(name, file)
         elif before != size or file.suffix == ".json":
             self._remote.download(name, file)
+
+    def _date_lease(self, before: tuple[bytes, float] | None) -> None:
+        """Sets when the copy of the lease was modified: when the launcher wrote it, by the clock of this machine.
+
+        A service that does not tell its time tells whether the lease has changed since the last time. The first time,
+        the clocks of the service and of this machine are compared, with a tolerance in favour of the launcher.
+
+        Args:
+            before: the lease of the last time, and its date; None the first time.
+        """
+        file = self.path / LEASE_FILE
+        content = file.read_bytes()
+        if b'"running"' not in content:
+            return  # that it has ended needs no date
+        age = self._remote.age(LEASE_FILE)
+        now = time.time()
+        if age is not None:
+            date = now - age
+        elif before is None:
+            date = min(now, self._remote.modified(LEASE_FILE) + CLOCK_TOLERANCE)
+        else:
+            date = before[1] if before[0] == content else now
+        os.utime(file, (date, date))
 
     def _append(self, name: str, before: int, size: int) -> bool:
         """Downloads the new bytes of a file that has grown; returns False if it has other bytes before them.

@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,23 @@ class RemoteFolder:
         found = self._retry(f"examining {self.url / name}", partial(self._files.modified, self._path(name)))
         return float(found.timestamp())
 
+    def age(self, name: str) -> float | None:
+        """Returns how many seconds ago an object was written, by the service's clock alone.
+
+        Returns:
+            None if the service does not tell its time.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        path = self._path(name)
+
+        def age() -> float | None:
+            written, now = self._files.modified(path), self._time(path)
+            return None if now is None else max(0.0, now.timestamp() - float(written.timestamp()))
+
+        return self._retry(f"examining {self.url / name}", age)
+
     def copy(self, name: str, target: str) -> None:
         """Copies an object within the folder; most services do so without sending its content to this machine."""
         path = self._path(target)
@@ -153,6 +172,20 @@ class RemoteFolder:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+    def _time(self, path: str) -> datetime | None:
+        """Returns the time of the service, from its answer to a request for an object."""
+        if self.url.scheme == "memory":
+            return datetime.now(timezone.utc)
+        if self.url.scheme not in ("s3", "gs"):
+            return None
+        bucket, key, _ = self._files.split_path(path)
+        if self.url.scheme == "s3":
+            answer = self._files.call_s3("head_object", Bucket=bucket, Key=key)["ResponseMetadata"]
+            date = answer["HTTPHeaders"].get("date")
+        else:
+            date = self._files.call("GET", "b/{}/o/{}", bucket, key)[0].get("Date")
+        return None if date is None else parsedate_to_datetime(date)
 
     def _make_parent(self, path: str) -> None:
         """Creates the folder of an object where folders exist: in buckets they do not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -336,14 +337,16 @@ def _manual_seconds(launch: task_events.ManualLaunch, began: datetime | None) ->
 
 
 def runs_elsewhere(path: Path) -> bool:
-    """Whether this is the copy of a run whose launcher, on another machine, gave a sign of life a short while ago."""
+    """Whether this is the copy of a run whose launcher, on another machine, gave a sign of life a short while ago.
+
+    The copy's time of modification says when, by the clock of this machine: the launcher's may be another.
+    """
     if (path / LOCK_FILE).exists():
         return False
     with suppress(OSError, ValueError):
-        lease = read_object(path / LEASE_FILE)
-        told = timestamp(lease.get("time"))
-        if lease.get("state") == "running" and told is not None:
-            return (datetime.now(timezone.utc) - told).total_seconds() < LEASE_SECONDS
+        lease = path / LEASE_FILE
+        if read_object(lease).get("state") == "running":
+            return time.time() - lease.stat().st_mtime < LEASE_SECONDS
     return False
 
 
