@@ -73,6 +73,34 @@ def test_columns_and_their_bytes(files):
     assert rows.tobytes() == b"".join(array[row].tobytes() for row in range(2) for array in arrays)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_column_whose_name_begins_like_another_ones(nested, files):
+    """Paths in a file are names with dots: those of a column's parts, and of other columns."""
+    parts = [{"x": {"y": 0.5, "z": [1, 2]}, "w": None}, {"x": {"y": None, "z": []}, "w": {"k": 1}}]
+    kind = pyarrow.struct(
+        [
+            ("x", pyarrow.struct([("y", pyarrow.float32()), ("z", pyarrow.large_list(pyarrow.int8()))])),
+            ("w", pyarrow.map_(pyarrow.string(), pyarrow.int16())),
+        ]
+    )
+    columns = {
+        **({"before": pyarrow.array(parts, kind)} if nested else {}),
+        "price.old": [None, 1.0],
+        "emb.norm": [1.0, 2.0],
+        "price": [1.0, 2.0],
+        "emb": [[1, 2, 3], [4, 5, 6]],
+        "emb.list": [[1], [2]],
+    }
+    table = ParquetTable.of(files(columns), ["price", "emb", "emb.norm"])
+    assert [column.width for column in table.columns] == [None, 3, None]
+    (rows,) = table.part(0, 1)[0].rows()
+    prices = np.array([[1.0], [2.0]])
+    numbers = np.array([[1, 2, 3], [4, 5, 6]])
+    assert rows.tobytes() == np.hstack([each.view(np.uint8) for each in (prices, numbers, prices)]).tobytes()
+    with raises(UsageError, "empty-values"):
+        ParquetTable.of(files(columns), ["price.old"])
+
+
 @pytest.mark.parametrize(
     ("values", "code"),
     [

@@ -236,7 +236,7 @@ def _column(footer: Any, name: str, file: str) -> Column:
             code="column-not-numbers",
             hint="convert it before: texts to class numbers, decimals and times to float",
         )
-    chunks = _chunks(footer, name)
+    chunks = _chunks(footer, schema, name)
     if any(chunk.statistics and chunk.statistics.has_null_count and chunk.statistics.null_count for chunk in chunks):
         raise _empty_values(name, file)
     width = None
@@ -247,14 +247,28 @@ def _column(footer: Any, name: str, file: str) -> Column:
     return Column(name, dtype, width)
 
 
-def _chunks(footer: Any, name: str) -> list[Any]:
-    """Returns the parts of a column in the row groups."""
-    found = []
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        parts = (group.column(each) for each in range(group.num_columns))
-        found += [part for part in parts if part.path_in_schema == name or part.path_in_schema.startswith(f"{name}.")]
-    return found
+def _chunks(footer: Any, schema: Any, name: str) -> list[Any]:
+    """Returns the parts of a column in the row groups.
+
+    Its place tells which they are. Their paths do not: `a.b` is a part of the column `a`, or another column's name.
+    """
+    at = schema.names.index(name)
+    first = sum(_leaves(field.type) for field in list(schema)[:at])
+    own = range(first, first + _leaves(schema.field(at).type))
+    return [footer.row_group(group).column(each) for group in range(footer.num_row_groups) for each in own]
+
+
+def _leaves(kind: Any) -> int:
+    """Returns the number of columns in a file that have the values of an Arrow type."""
+    kind = getattr(kind, "storage_type", kind)
+    text = str(kind).partition("<")[0]
+    if text == "map":
+        return _leaves(kind.key_type) + _leaves(kind.item_type)
+    if "list" in text:
+        return _leaves(kind.value_type)
+    if text == "struct":
+        return sum(_leaves(kind.field(each).type) for each in range(kind.num_fields))
+    return 1
 
 
 def _bytes(values: Any, column: Column, file: str) -> np.ndarray:
