@@ -65,6 +65,22 @@ def test_several_runs_and_the_callback_of_keras(tensorboard, tmp_path):
     ]
 
 
+def test_runs_whose_folders_have_one_name(tensorboard, tmp_path):
+    """Those of `tfdist.spark.fit` have: STORE/NAME/run."""
+    one, two = tracked(tmp_path / "first" / "run"), tracked(tmp_path / "second" / "run")
+    assert tensorboard(one, two)[:2] == [
+        "--logdir_spec",
+        f"first/run:{one}/tracking/tensorboard,second/run:{two}/tracking/tensorboard",
+    ]
+
+
+def test_an_event_file_in_the_folder_of_the_run(tensorboard, tmp_path):
+    one, two = tracked(tmp_path / "a"), tracked(tmp_path / "b")
+    (one / "events.out.tfevents.1.host").touch()
+    assert tensorboard(one)[:2] == ["--logdir", str(one)]
+    assert tensorboard(one, two)[:2] == ["--logdir_spec", f"a:{one},b:{two}/tracking/tensorboard"]
+
+
 def test_one_run_is_one_folder_as_the_plugin_for_profiles_needs_it(tensorboard, tmp_path):
     run = trained_run(tmp_path / "a").path
     (run / PROFILES / "now").mkdir(parents=True)

@@ -142,10 +142,10 @@ def test_many_tasks_are_drawn_as_few_lines_and_rows(tmp_path):
 def test_several_runs_are_compared(tmp_path):
     long, short = trained_run(tmp_path / "a" / "run", epochs=9, loss=0.9), trained_run(tmp_path / "b" / "run")
     page = Page(long, short)
-    assert page.words.count("run (1)") > 1
+    assert page.words.count("a/run") > 1
     loss = page.of("plot")[0]["aria-label"]
-    assert "run (1) 0.1" in loss
-    assert "run (2) 0.1667" in loss
+    assert "a/run 0.1" in loss
+    assert "b/run 0.1667" in loss
     at = page.words.index("train.epochs")
     assert page.words[at : at + 3] == ["train.epochs", "9", "3"]
     assert "run_dir" not in page.words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import typer
 
 from tfdist_cli.cli.options import LATEST, RunLocations
 from tfdist_cli.errors import ExitCode, UsageError
+from tfdist_cli.launch.run.directory import short_names
 from tfdist_cli.launch.run.history import RunView, read_run
 from tfdist_cli.launch.tracking import TRACKING
 from tfdist_cli.protocol.profile_order import PROFILE_SUFFIX
@@ -53,7 +55,8 @@ def tensorboard(
     require_trackers([_TRACKER])
     with open_runs(runs or [str(LATEST)], _FILES) as sources:
         views = [read_run(source.path) for source in sources]
-        folders = [pair for view in views for pair in _event_folders(view)]
+        names = short_names([view.shown for view in views])
+        folders = [pair for name, view in zip(names, views, strict=True) for pair in _event_folders(name, view)]
         if len(views) == 1 and len(folders) > 1:
             folders = [(views[0].path.name, views[0].path)]  # the plugin for profiles knows no list of folders
         argv = [sys.executable, "-m", "tensorboard.main", *_logdir(folders), "--host", host, "--port", str(port)]
@@ -83,8 +86,12 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     sys.exit(ExitCode.TERMINATED)
 
 
-def _event_folders(view: RunView) -> Iterator[tuple[str, Path]]:
+def _event_folders(name: str, view: RunView) -> Iterator[tuple[str, Path]]:
     """Yields a name and a folder for each folder of a run with event files or profiles.
+
+    Args:
+        name: the run's name.
+        view: the run.
 
     Raises:
         UsageError: there is none.
@@ -98,14 +105,16 @@ def _event_folders(view: RunView) -> Iterator[tuple[str, Path]]:
             code="no-event-files",
             hint="launch with --track tensorboard, set tracking: [tensorboard] in the recipe, or call tfdist profile",
         )
-    for folder in sorted(found):
-        yield run.name if folder == tracked else f"{run.name}/{folder.name}", folder
+    for folder in [run] if run in found else sorted(found):
+        yield name if folder in (run, tracked) else f"{name}/{folder.name}", folder
 
 
 def _top(run: Path, path: Path) -> Path:
-    """The tracker's folder, or the first folder in the run's directory."""
+    """The tracker's folder, the first folder in the run's directory, or the run's directory for a file in it."""
     tracked = run / TRACKING / _TRACKER
-    return tracked if tracked in path.parents else run / path.relative_to(run).parts[0]
+    if tracked in path.parents:
+        return tracked
+    return run.joinpath(*path.relative_to(run).parts[:-1][:1])
 
 
 def _logdir(folders: Sequence[tuple[str, Path]]) -> list[str]:
@@ -123,4 +132,4 @@ def _logdir(folders: Sequence[tuple[str, Path]]) -> list[str]:
                 code="tensorboard-path",
                 hint="open one run at a time, or rename the folder",
             )
-    return ["--logdir_spec", ",".join(f"{name.replace(':', '-')}:{path}" for name, path in folders)]
+    return ["--logdir_spec", ",".join(f"{re.sub('[:,]', '-', name)}:{path}" for name, path in folders)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tfdist_cli.launch.run.directory import short_names
 from tfdist_cli.report import figures
 from tfdist_cli.report.chart import COLOURS, RATE, TIME, Series, chart
 from tfdist_cli.report.curves import metric_curves, metric_names, rate_curve
@@ -25,7 +26,7 @@ _PLACES = ("run_dir", "hosts", "address", "dir", "recipe", "module_dir")
 
 def comparison(runs: Sequence[RunData]) -> Markup:
     """The content for several runs."""
-    names = short_names(runs)
+    names = short_names([run.view.shown for run in runs])
     charts = [_metric_chart(runs, names, metric, split) for metric, split in _metrics(runs)]
     speed = [Series(name, rate_curve(run), index) for index, (name, run) in enumerate(zip(names, runs, strict=True))]
     return join(
@@ -35,12 +36,6 @@ def comparison(runs: Sequence[RunData]) -> Markup:
         tag("section", tag("h2", "Speed"), _grid([chart("Steps per second", speed, TIME, RATE)])),
         tag("section", tag("h2", "Differences of settings"), _differences(runs, names)),
     )
-
-
-def short_names(runs: Sequence[RunData]) -> list[str]:
-    """The names of the runs' directories, with the number of the run where two have the same."""
-    names = [run.name for run in runs]
-    return [f"{name} ({index + 1})" if names.count(name) > 1 else name for index, name in enumerate(names)]
 
 
 def _grid(charts: Sequence[Markup]) -> Markup:

@@ -21,6 +21,7 @@ from tfdist_cli.launch.run.directory import (
     check_unused,
     open_run_dir,
     run_location,
+    short_names,
 )
 from tfdist_cli.plan.machine import Machine
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE, make_plan
@@ -281,3 +282,16 @@ def test_where_a_run_is_stored(tmp_path, monkeypatch):
     assert at != again
     (tmp_path / "bucket.json").write_text(f'{{"url": "{url}"}}')
     assert run_location(tmp_path, local) == (url, tmp_path), "a run that was stored continues so"
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        (["/a/one", "/b/two"], ["one", "two"]),
+        (["/a/run", "s3://bucket/run", "/c/other"], ["a/run", "bucket/run", "other"]),
+        (["/x/a/run", "/y/a/run", "/run"], ["a/run (1)", "a/run (2)", "/run"]),
+        (["/a/run", "/a/run"], ["a/run (1)", "a/run (2)"]),
+    ],
+)
+def test_names_tell_runs_apart(runs, names):
+    assert short_names(runs) == names

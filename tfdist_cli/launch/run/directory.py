@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -116,6 +116,19 @@ class RunDir:
             with suppress(OSError):
                 new.unlink()
             raise
+
+
+def short_names(runs: Sequence[str]) -> list[str]:
+    """Returns names that tell runs apart: those of the directories, after their parents' where two have the same.
+
+    Args:
+        runs: the paths or addresses of the runs; one that is given twice gets the numbers of its places.
+    """
+    names = [run.rpartition("/")[2] for run in runs]
+    names = [
+        "/".join(run.split("/")[-2:]) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
+    ]
+    return [f"{name} ({index + 1})" if names.count(name) > 1 else name for index, name in enumerate(names)]
 
 
 @contextmanager
