@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tfdist_cli.launch.run.directory import EVENTS_FILE, RESULT_FILE
-from tfdist_cli.launch.run.history import METRICS_FILE, RunView, read_events, read_run
+from tfdist_cli.launch.run.history import METRICS_FILE, Outcome, RunView, read_events, read_run
 from tfdist_cli.launch.run.snapshot import numbers
 from tfdist_cli.launch.usage import RESOURCES_FILE, TaskUsage
 from tfdist_cli.plan.plan import CLUSTER_FILE, RECIPE_FILE
@@ -101,30 +102,67 @@ class RunData:
 class RunClock:
     """Converts times of day to seconds of the run: pauses between launches do not count.
 
+    The events have both, by the clocks of the launcher. A time between two events is between their seconds, so that
+    the time for which the launcher's machine was suspended does not count either.
+
     Args:
         events: the lines of events.jsonl.
+        view: the run's state.
     """
 
-    def __init__(self, events: list[Mapping[str, Any]]) -> None:
-        self._launches: list[tuple[datetime, float]] = []
-        """When each launch began: the time of day, and the seconds of the run."""
-        self.end = self._offset = 0.0
+    def __init__(self, events: Sequence[Mapping[str, Any]], view: RunView) -> None:
+        self._times: list[datetime] = []
+        self._seconds: list[float] = []
+        """The seconds of the run at each of the times."""
+        self.end = offset = 0.0
         for line in events:
-            when = timestamp(line.get("time"))
+            when, seconds = timestamp(line.get("time")), number(line.get("seconds"))
             if line.get("event") == "launch" and when:
-                self._offset = self.end
-                self._launches.append((when, self._offset))
-            self.end = max(self.end, self._offset + (number(line.get("seconds")) or 0.0))
+                offset = self.end
+            self.end = max(self.end, offset + (seconds or 0.0))
+            if when and seconds is not None and (not self._times or when >= self._times[-1]):
+                self._times.append(when)
+                self._seconds.append(self.end)
+        runs = view.outcome is Outcome.RUNNING
+        if runs and (view.launcher is not None or view.manual):
+            self.end = max(self.end, offset + view.seconds)
+        elsewhere = runs and view.launcher is None and not view.manual
+        self._limit = float("inf") if elsewhere or view.outcome is Outcome.LOST or not self._times else self.end
 
-    def of(self, time: object) -> float:
-        """The seconds of the run at a time of day, as a line of another file has it."""
+    def of(self, time: object, ahead: timedelta = timedelta()) -> float:
+        """The seconds of the run at a time of day, as a line of another file has it.
+
+        Args:
+            time: the time.
+            ahead: how far the clock of the host that has written it is ahead; see `ahead`.
+        """
         when = timestamp(time)
         if when is None:
             return 0.0
-        if not self._launches:
-            self._launches.append((when, 0.0))  # without events, the run begins with its first line
-        start, offset = next((each for each in reversed(self._launches) if each[0] <= when), self._launches[0])
-        return max(0.0, offset + (when - start).total_seconds())
+        when -= ahead
+        if not self._times:  # without events, the run begins with its first line
+            self._times.append(when)
+            self._seconds.append(0.0)
+        last = bisect_right(self._times, when) - 1
+        if last < 0:
+            return 0.0
+        limit = self._seconds[last + 1] if last + 1 < len(self._times) else self._limit
+        return min(limit, self._seconds[last] + (when - self._times[last]).total_seconds())
+
+    def ahead(self, times: Iterable[object]) -> timedelta:
+        """How far a host's clock is ahead of the launcher's, at least; negative if it is behind.
+
+        Args:
+            times: those of the lines that the host has written, none of which is before or after the run.
+        """
+        found = [when for time in times if (when := timestamp(time))]
+        if not found or not self._times:
+            return timedelta()
+        if self._limit < float("inf"):
+            ended = self._times[-1] + timedelta(seconds=self._limit - self._seconds[-1])
+            if max(found) > ended:
+                return max(found) - ended
+        return min(min(found) - self._times[0], timedelta())
 
 
 def read_data(path: Path) -> RunData:
@@ -148,7 +186,7 @@ def read_data(path: Path) -> RunData:
     except OSError:
         written = []
         damaged.append(EVENTS_FILE)
-    clock = RunClock(written)
+    clock = RunClock(written, view)
     events = tuple(_events(written))
     reports = tuple(_reports(lines(METRICS_FILE), clock))
     scored = _reports(lines(EVALUATION_FILE), clock)
@@ -168,9 +206,7 @@ def read_data(path: Path) -> RunData:
             result = read_object(folder / RESULT_FILE)
     last = max([clock.end, *(report.at for report in reports), *(at for each in usage.values() for at, _ in each)])
     lost = len(lines(LOST_FILE))
-    return RunData(
-        view, reports, evaluations, events, usage, settings, result, max(last, view.seconds), lost, tuple(damaged)
-    )
+    return RunData(view, reports, evaluations, events, usage, settings, result, last, lost, tuple(damaged))
 
 
 def _events(lines: list[Mapping[str, Any]]) -> Iterator[Happened]:
@@ -186,12 +222,13 @@ def _events(lines: list[Mapping[str, Any]]) -> Iterator[Happened]:
 
 
 def _reports(lines: list[Mapping[str, Any]], clock: RunClock) -> Iterator[Report]:
+    ahead = clock.ahead(line.get("time") for line in lines)
     for line in lines:
         step = whole(line.get("step"))
         if step is not None:
             split = str(line.get("split"))
             values = numbers(line.get("values") or line.get("metrics"))
-            yield Report(split, step, clock.of(line.get("time")), line.get("epoch_done") is True, values, line)
+            yield Report(split, step, clock.of(line.get("time"), ahead), line.get("epoch_done") is True, values, line)
 
 
 def _settings(folder: Path, name: str, damaged: list[str]) -> dict[str, str]:
