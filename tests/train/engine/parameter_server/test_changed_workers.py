@@ -7,6 +7,9 @@ from tests.support.compare import batches, classifier
 from tests.support.local_coordinator import LocalWorker, NoPause, local_engine
 from tfdist_cli.spec.sections.updates import LearningRate, Updates
 from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
+from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory
+from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions
 from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 
@@ -50,6 +53,42 @@ def test_an_update_takes_the_gradients_of_the_workers_of_now(updates, servers, m
     if "aggregate" not in updates:
         assert steps == [6, 6, 6]
     assert int(np.asarray(iterations(model.optimizer).value)) == 12
+
+
+def shares_memory(monkeypatch):
+    """Lets all tasks of the start share memory."""
+    monkeypatch.setattr(ParameterServerEngine, "_share_memory", lambda self: True)
+    monkeypatch.setattr(shared_memory, "ps_devices", lambda _: ["/job:localhost/replica:0/task:0/device:CPU:0"])
+
+
+def test_workers_that_share_no_memory_get_updates_of_their_own(servers, monkeypatch):
+    """They may be as many as workers that did: one leaves, and another one joins from another host."""
+    strategy, apart = servers(2), set()
+    shares_memory(monkeypatch)
+    monkeypatch.setattr(
+        Workers, "share_memory_among", lambda self, workers: not {each.worker_index for each in workers} & apart
+    )
+    engine, _ = local_engine(monkeypatch, strategy, classifier, batches(), Rules(Updates(mode="sync")))
+    functions = [engine._updates.updates.functions]
+    for indices, away in (([0], set()), ([0, 1], {1}), ([0], set()), ([0, 1], {1}), ([0, 1], {0})):
+        apart.clear()
+        apart.update(away)
+        change_to(engine, strategy, indices, monkeypatch)
+        functions.append(engine._updates.updates.functions)
+    shared = [isinstance(each, SharedLockstepFunctions) for each in functions]
+    assert shared == [True, True, False, True, False, False]
+    assert functions[1] is functions[3]
+    assert functions[2] is functions[4]
+
+
+def test_a_worker_that_shares_no_memory_may_take_the_place_of_one_that_did(servers, monkeypatch):
+    strategy = servers(1)
+    shares_memory(monkeypatch)
+    monkeypatch.setattr(Workers, "share_memory_among", lambda self, workers: False)
+    engine, _ = local_engine(monkeypatch, strategy, classifier, batches(), Rules(Updates(mode="sync")))
+    assert isinstance(engine._updates.updates.functions, SharedLockstepFunctions)
+    assert change_to(engine, strategy, [0, 1], monkeypatch) is True
+    assert not isinstance(engine._updates.updates.functions, SharedLockstepFunctions)
 
 
 def of_index(remotes, index):

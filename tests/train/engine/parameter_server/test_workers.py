@@ -280,6 +280,30 @@ def test_a_worker_leaves_when_its_last_function_is_done(cluster, state):
     training.end()
 
 
+def test_workers_share_memory_again_when_one_that_shares_none_has_left(cluster, state, monkeypatch):
+    class Answer(FakeRemote):
+        def __init__(self, worker):
+            super().__init__()
+            self.fetch = lambda: worker.worker_index != 1
+
+    monkeypatch.setattr(Workers, "_meet", lambda self, worker: self._met.update({worker.worker_index: Answer(worker)}))
+    training = begun(state, opening(cluster)[0])
+    assert training.share_memory(["ps"])
+
+    def shares():
+        return training.share_memory_now, training.share_memory_among(training)
+
+    seen = [shares()]
+    for asks in (JOIN, LEAVE):
+        assert state.ask(Request(TASKS[1], PLACES[1], asks)) is None
+        await_change(training)
+        seen.append(shares())
+        training.take_changes()
+        seen.append(shares())
+    assert seen == [(True, True), (False, True), (False, False), (False, False), (True, True)]
+    training.end()
+
+
 def test_a_worker_that_fails_while_it_leaves_is_let_go(cluster, state):
     cluster.retired.clear()
     training = begun(state, opening(cluster)[0])

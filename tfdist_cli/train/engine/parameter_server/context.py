@@ -56,6 +56,7 @@ class ParameterServerContext:
         rate: scales the learning rate.
         batches_per_update: how many batches of workers make one update.
         worker_count: how many workers the updates are made for; those of asynchronous updates may change.
+        shares_memory: whether these workers share memory with the ps.
     """
 
     step: ModelStep
@@ -71,6 +72,7 @@ class ParameterServerContext:
     rate: RateScaling | None
     batches_per_update: int
     worker_count: int
+    shares_memory: bool
 
     @property
     def counts(self) -> list[int]:

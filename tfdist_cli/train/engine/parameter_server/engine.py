@@ -115,8 +115,8 @@ class ParameterServerEngine:
         self._iterators: Any = None
         optimizer, parameters = step.optimizer, step.parameters
         self._coordinator = coordinator
-        self._resized: dict[int, UpdateRule] = {}
-        """Synchronous updates by the number of workers that they are made for."""
+        self._resized: dict[tuple[int, bool], UpdateRule] = {}
+        """Synchronous updates by the workers that they are made for, see `_size_of`."""
         self._size = 1
         """Steps in an execution."""
         self._read = Consumed()
@@ -185,6 +185,7 @@ class ParameterServerEngine:
             RateScaling(rules.learning_rate, step.batches_per_update),
             step.batches_per_update,
             self.workers,
+            shared,
         )
         step.device_scope = self._scope
         return context
@@ -324,7 +325,8 @@ class ParameterServerEngine:
         with self.scope():
             for worker in self._workers.take_changes():
                 self._workers.admit(worker)
-            if self._workers.indices == before:
+            apart = self._context.shares_memory and not self._workers.share_memory_among(self._workers)
+            if self._workers.indices == before and not apart:
                 return False
             self._read.batches += -self._read.batches % self.workers  # a step of theirs begins there
             self._resize(step)
@@ -332,28 +334,33 @@ class ParameterServerEngine:
 
     def _resize(self, step: int) -> None:
         """Goes on with the updates of as many workers as there are now."""
-        self._resized[self._context.worker_count] = self._updates
+        self._resized[_size_of(self._context)] = self._updates
         self._context.seeds.resize(step, self.workers)
-        self._context = self._context_for(self.workers)
-        self._updates = self._resized.get(self.workers) or self._updates.resized(self._context)
+        self._context = self._context_for(self._workers)
+        self._updates = self._resized.get(_size_of(self._context)) or self._updates.resized(self._context)
 
-    def _context_for(self, workers: int) -> ParameterServerContext:
-        """The model on its cluster when it has another number of workers."""
-        rules = self._context.rules
-        batches = self._rule.batches_per_update(rules.updates, workers)
-        rate = RateScaling(rules.learning_rate, batches)
-        return replace(self._context, rate=rate, batches_per_update=batches, worker_count=workers)
+    def _context_for(self, workers: Sequence[Any]) -> ParameterServerContext:
+        """The model on its cluster when it has other workers."""
+        rules, count = self._context.rules, len(workers)
+        batches = self._rule.batches_per_update(rules.updates, count)
+        return replace(
+            self._context,
+            rate=RateScaling(rules.learning_rate, batches),
+            batches_per_update=batches,
+            worker_count=count,
+            shares_memory=self._workers.share_memory_among(workers),
+        )
 
     def _prepare(self, workers: Sequence[Any], iterators: Any) -> None:
         """Compiles what synchronous updates of another number of workers need, while the training goes on."""
-        updates, count = self._updates, len(workers)
+        updates, context = self._updates, self._context_for(workers)
         try:
-            resized = self._resized.get(count) or updates.resized(self._context_for(count))
+            resized = self._resized.get(_size_of(context)) or updates.resized(context)
             resized.rehearse(workers, iterators, self._size)
         except Exception as error:  # noqa: BLE001 a task is lost: the training will find out, and compiles it then
-            log.info("the functions for %d workers are compiled later: %s", count, error)
+            log.info("the functions for %d workers are compiled later: %s", len(workers), error)
         else:
-            self._resized[count] = resized
+            self._resized[_size_of(context)] = resized
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -562,6 +569,11 @@ class ParameterServerEngine:
             return values, tables.parameter_scope(lookup.positions[0], training=False)
 
         return reading
+
+
+def _size_of(context: ParameterServerContext) -> tuple[int, bool]:
+    """What updates depend on that are made for other workers: their number, and whether they share memory."""
+    return context.worker_count, context.shares_memory
 
 
 class _ChangePause:

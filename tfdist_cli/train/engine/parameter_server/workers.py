@@ -104,14 +104,14 @@ class Workers(Sequence[Any]):
         """The worker that was added last, by index: a task may have restarted before its first worker is dropped."""
         self._joined: dict[str, Request] = {}
         """Workers that have joined, and have not finished an execution yet."""
+        self._apart: set[int] = set()
+        """The indices of workers that share no memory with the ps, those included that are about to join."""
         self._begun = False
         self._drop_gone()
         self._why_not: Callable[[int], Refusal | None] = lambda _: None
         self._prepare: Prepare | None = None
         self._ps: Sequence[str] = ()
-        """The ps that share memory with all workers."""
-        self.share_memory_now = False
-        """Whether all workers share memory with all ps, those included that are about to join."""
+        """The ps that shared memory with all workers at the start."""
         self._met: dict[int, Any] = {}
         """The answer of each worker that was asked whether it does; a worker that is started again is asked again."""
         self._goes_on = threading.Event()
@@ -152,8 +152,16 @@ class Workers(Sequence[Any]):
         if not shared:
             self._ps = ()
             self._met.clear()
-        self.share_memory_now = shared
         return shared
+
+    def share_memory_among(self, workers: Sequence[Any]) -> bool:
+        """Whether some workers share memory with all ps."""
+        return bool(self._ps) and self._apart.isdisjoint(worker.worker_index for worker in workers)
+
+    @property
+    def share_memory_now(self) -> bool:
+        """Whether all workers share memory with all ps, those included that are about to join."""
+        return bool(self._ps) and not self._apart
 
     def _meet(self, worker: Any) -> None:
         self._met[worker.worker_index] = worker.create_resource(meeting(worker.worker_index, self._ps))
@@ -303,6 +311,7 @@ class Workers(Sequence[Any]):
             self._membership.refuse(request, refusal)
         else:
             self._active = [each for each in self._active if each is not worker]
+            self._apart.discard(index)
             self._joined.pop(str(request.task), None)
             finished = retire_worker(self._coordinator, worker, self._data and self._data.iterators)
             threading.Thread(target=self._finish, args=(request, worker, finished), daemon=True).start()
@@ -325,6 +334,7 @@ class Workers(Sequence[Any]):
             if self._added.get(task.index, worker) is not worker:
                 return
             self._added.pop(task.index, None)
+            self._apart.discard(task.index)
             try:
                 running_cluster(task.role).remove(task.index, self._lost())
             except tf.errors.OpError as error:
@@ -383,7 +393,10 @@ class Workers(Sequence[Any]):
             worker = self._added[task.index] = create_worker(self._coordinator, task.index)
         if self._ps:
             self._meet(worker)  # before it opens its data
-            self.share_memory_now &= _is_true(self._met[task.index], worker)
+            if _is_true(self._met[task.index], worker):
+                self._apart.discard(task.index)
+            else:
+                self._apart.add(task.index)
         keep_alive.watch([request.address])
         data = self._data
         opened = data.open(worker, *self._place(worker)) if data else None

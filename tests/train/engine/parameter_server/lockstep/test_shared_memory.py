@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory, token_queues
@@ -32,7 +33,7 @@ def context(monkeypatch, variables):
     with tf.device(HERE):
         state = [tf.Variable(number, trainable=False) for number in (1.0, 2.0, 3.0)]
     return SimpleNamespace(
-        workers=SimpleNamespace(share_memory_now=True),
+        shares_memory=True,
         transport=Transport(variables, shared=True),
         step=SimpleNamespace(updates_within=False, examples_per_batch=None, state=state),
         coordinator=SimpleNamespace(strategy=None),
@@ -47,13 +48,13 @@ def test_variables_that_cross_whole_suit(context):
 @pytest.mark.parametrize(
     ("part", "change"),
     [
-        ("workers", {"share_memory_now": False}),
-        ("step", {"updates_within": True}),
-        ("step", {"examples_per_batch": 8}),
+        (lambda context: context, {"shares_memory": False}),
+        (lambda context: context.step, {"updates_within": True}),
+        (lambda context: context.step, {"examples_per_batch": 8}),
     ],
 )
 def test_other_trainings_do_not_suit(context, part, change):
-    vars(getattr(context, part)).update(change)
+    vars(part(context)).update(change)
     assert not suits(context)
 
 
@@ -116,7 +117,7 @@ def test_a_ps_that_shows_nothing_more_waits_for_its_part_of_the_update_too(conte
         done = tf.identity(collected, name="collected")
         return functions._publish(0, {"ps": [ps]}, sequence, sequence, [done])
 
-    ps, number = tf.zeros([1, 32], tf.uint8), tf.constant(0, tf.int64)
+    ps, number = tf.zeros([1, IDENTITY_BYTES], tf.uint8), tf.constant(0, tf.int64)
     [published] = [
         each
         for each in publish.get_concrete_function(ps, number, number).graph.get_operations()

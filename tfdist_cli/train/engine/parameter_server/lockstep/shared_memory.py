@@ -40,7 +40,7 @@ _END, _IN_CHUNK = int(StepKind.END), int(StepKind.IN_CHUNK)
 def suits(context: ParameterServerContext) -> bool:
     """Whether a training can take this way: all of its variables cross whole, and one update makes a step."""
     step, transport = context.step, context.transport
-    if not (transport.shared and context.workers.share_memory_now) or transport.has_tables:
+    if not (transport.shared and context.shares_memory) or transport.has_tables:
         return False
     if step.updates_within or step.examples_per_batch is not None or not transport.buckets:
         return False
