@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.descriptors import opened
+from tfdist_cli.train.cluster.shared_memory import memory
 from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, OthersMemory, OwnMemory, Place, Region
 
 PROCESS = """
@@ -66,6 +67,34 @@ def test_a_wrong_identity_is_not_opened(own):
     other = own.identity[:-1] + bytes([own.identity[-1] ^ 1])
     assert OthersMemory.opened(other) is None
     assert OthersMemory.opened(bytes(len(other))) is None
+
+
+def test_memory_of_another_host_is_told_from_memory_that_is_gone(own):
+    identity = bytes([own.identity[0] ^ 1]) + own.identity[1:]
+    assert OthersMemory.opened(identity) is None
+    with pytest.raises(OSError) as raised:  # noqa: PT011 of this number
+        OthersMemory.of(identity)
+    assert raised.value.errno == errno.EREMOTE
+    gone = OwnMemory()
+    gone.close()
+    with pytest.raises(FileNotFoundError):
+        OthersMemory.of(gone.identity)
+
+
+def test_memory_of_a_process_that_ends_is_gone_though_its_parent_does_not_know_it(monkeypatch):
+    def refuse(process, descriptor):
+        """As of a user's own process that has ended."""
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with subprocess.Popen([sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        identity = bytes.fromhex(process.stdout.readline().split()[0].decode())
+        monkeypatch.setattr(memory, "_opened", refuse)
+        with pytest.raises(PermissionError):
+            OthersMemory.of(identity)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(FileNotFoundError):
+            OthersMemory.of(identity)
 
 
 def test_other_files_of_a_process_are_left_alone(tmp_path, own):

@@ -1,5 +1,7 @@
 """Workers and ps meet in rounds, also if workers are started again."""
 
+import errno
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.descriptors import opened
+from tfdist_cli.train.cluster.shared_memory import memory
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
@@ -230,6 +233,37 @@ def test_a_worker_finds_no_run_that_is_over():
     found, kind, arrays = late.await_round(FIRST)
     assert (found, kind) == (FIRST, END)
     assert [each.size for each in arrays] == [4, 2, 1]
+
+
+@pytest.fixture
+def no_descriptors(monkeypatch):
+    """Lets no task open the memory of another one from now on."""
+
+    def deny():
+        def refuse(process, descriptor):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(memory, "_opened", refuse)
+
+    return deny
+
+
+def test_a_worker_that_cannot_open_the_boards_of_a_run_fails(cluster, no_descriptors):
+    before = opened()
+    no_descriptors()
+    with pytest.raises(OSError) as raised:  # noqa: PT011 of this number
+        cluster.worker(0)
+    assert raised.value.errno == errno.EMFILE
+    del raised  # it refers to the board
+    assert not opened() - before
+
+
+def test_a_ps_that_cannot_open_the_board_of_a_worker_fails(cluster, no_descriptors):
+    cluster.worker(0)
+    no_descriptors()
+    with pytest.raises(OSError) as raised:  # noqa: PT011 of this number
+        cluster.ps[0].collect(FIRST)
+    assert raised.value.errno == errno.EMFILE
 
 
 @pytest.mark.slow

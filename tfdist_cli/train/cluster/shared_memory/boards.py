@@ -128,16 +128,15 @@ class OthersBoard(_Halves):
         arrays: the arrays of a turn.
 
     Raises:
-        OSError: there is no such board; its task may have ended.
+        FileNotFoundError: its task has ended, or has closed it.
+        OSError: it cannot be opened here, see `OthersMemory.of`.
 
     Attributes:
         pipe: sends messages to its task.
     """
 
     def __init__(self, identity: bytes, arrays: Sequence[Array]) -> None:
-        memory = OthersMemory.opened(identity)
-        if memory is None:
-            raise FileNotFoundError("there is no such board")
+        memory = OthersMemory.of(identity)
         self._process = memory.process
         content = memory.first(ALIGNED + 2 * _offsets(arrays)[1])
         super().__init__(arrays, content[ALIGNED:])

@@ -63,7 +63,8 @@ class WorkerExchange:
         ps: the identities of all ps, `PsExchanges.identity`.
 
     Raises:
-        AttributeError, OSError: this system cannot share memory, or has none left.
+        AttributeError, OSError: this system cannot share memory, or has none left; or a board cannot be opened here
+            though its ps goes on, see `OthersMemory.of`.
 
     Attributes:
         is_over: whether there will be no more exchanges.
@@ -88,8 +89,11 @@ class WorkerExchange:
                 self._ps.append(OthersBoard(each, []))
             self.is_over = not all(each.pipe.send(*introduction) for each in self._ps)
         except OSError:
-            self.is_over = True  # a ps has ended
+            self._close()
+            raise
 
+        except FileNotFoundError:
+            self.is_over = True  # a ps has ended, or has closed its board
     def request(self, wanted: Wanted, report: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
         """Sends gradients to all ps, or none.
 
@@ -251,7 +255,7 @@ class PsExchanges:
     def _introduce(self, identity: bytes) -> None:
         try:
             self._workers[key_of(identity)] = OthersBoard(identity, _arrays(self._layout))
-        except OSError:
+        except FileNotFoundError:
             return  # it was lost: its next process introduces itself
 
     def _forget_lost(self) -> None:

@@ -7,12 +7,15 @@ another user or in another container cannot open it: then what is sent crosses i
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import mmap
 import os
 import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,8 @@ ALIGNED = 64
 """TensorFlow uses an array without a copy if its address is a multiple of this."""
 _NAME = "tfdist"
 NONCE_BYTES = 16
-_IDENTITY = struct.Struct(f"<qq{NONCE_BYTES}s")
-"""A process, a descriptor of it, and the random bytes that its file begins with."""
+_IDENTITY = struct.Struct(f"<qqq{NONCE_BYTES}s")
+"""The host, a process, a descriptor of it, and the random bytes that its file begins with."""
 IDENTITY_BYTES = _IDENTITY.size
 SMALLEST_REGION = 1 << 20
 """Bytes of the smallest region that messages are written to."""
@@ -111,13 +114,38 @@ class OthersMemory:
         Args:
             identity: what the task has sent.
         """
-        process, descriptor, nonce = _IDENTITY.unpack(identity)
+        try:
+            return cls.of(identity)
+        except OSError:
+            return None
+
+    @classmethod
+    def of(cls, identity: bytes) -> OthersMemory:
+        """Returns the memory of a task.
+
+        Args:
+            identity: what the task has sent.
+
+        Raises:
+            FileNotFoundError: the task has ended, or has closed its memory.
+            OSError: it cannot be opened here: the task is on another host or of another user, or there is no memory or
+                no descriptor left.
+        """
+        host, process, descriptor, nonce = _IDENTITY.unpack(identity)
+        if host != _host():
+            raise OSError(errno.EREMOTE, f"the memory of process {process} is on another host, or in another container")
         memory = cls(process, descriptor)
         try:
-            found = memory.first(len(nonce))
-        except (OSError, ValueError):
-            return None
-        return memory if secrets.compare_digest(found.tobytes(), nonce) else None
+            found = memory.first(len(nonce)).tobytes()
+        except (ProcessLookupError, ValueError):  # it is ending; the descriptor is that of another file by now
+            found = b""
+        except PermissionError:
+            if not _has_ended(process):
+                raise
+            found = b""
+        if not secrets.compare_digest(found, nonce):
+            raise FileNotFoundError(errno.ENOENT, f"process {process} has no such memory")
+        return memory
 
     def first(self, size: int) -> np.ndarray:
         """Returns the first bytes of the region that identifies it."""
@@ -167,7 +195,7 @@ class Region:
         nonce = secrets.token_bytes(NONCE_BYTES)
         region = cls.new(NONCE_BYTES + more)
         region.memory[:NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
-        return region, _IDENTITY.pack(os.getpid(), region.descriptor, nonce)
+        return region, _IDENTITY.pack(_host(), os.getpid(), region.descriptor, nonce)
 
     @classmethod
     def new(cls, size: int) -> Region:
@@ -190,6 +218,22 @@ class Region:
 def aligned(size: int) -> int:
     """Returns the bytes up to the next address that TensorFlow uses."""
     return -(-size // ALIGNED) * ALIGNED
+
+
+@cache
+def _host() -> int:
+    """A number of this host and of its container: processes of another container may have the same numbers."""
+    seen = Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
+    return int.from_bytes(hashlib.sha256("".join(seen).encode()).digest()[:8], "little", signed=True)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process has ended, also if its parent has not noticed: nobody may look at its descriptors then."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in (b"Z", b"X")
 
 
 def _opened(process: int, descriptor: int) -> np.ndarray:

@@ -63,7 +63,8 @@ class WorkerRounds:
         ps: the identities of the boards of all ps.
 
     Raises:
-        AttributeError, OSError: this system cannot share memory, or has none left.
+        AttributeError, OSError: this system cannot share memory, or has none left; or a board cannot be opened here
+            though the run may go on, see `OthersMemory.of`.
     """
 
     def __init__(self, worker: int, layout: Layout, ps: Sequence[bytes]) -> None:
@@ -81,8 +82,11 @@ class WorkerRounds:
             for each, arrays in zip(ps, layout.values, strict=True):
                 self._ps.append(OthersBoard(each, arrays))
             self._is_over = not all(each.pipe.send(*introduction) for each in self._ps)
+        except FileNotFoundError:
+            self._is_over = True  # a ps has closed its board, or has ended
         except OSError:
-            self._is_over = True  # a ps has closed its board
+            self._close()
+            raise
 
     def write(self, sequence: int, gradients: Sequence[np.ndarray]) -> None:
         """Writes the gradients of a round, those for the leader first."""
@@ -302,7 +306,7 @@ class PsRounds:
     def _introduce(self, worker: int, identity: bytes) -> None:
         try:
             board = OthersBoard(identity, self._layout.of_worker)
-        except OSError:
+        except FileNotFoundError:
             return  # it was killed: the next process introduces itself
         earlier = self._workers[worker]
         before = {**earlier.before, earlier.key: earlier.board} if earlier else {}
