@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import re
 import socket
 import struct
@@ -111,6 +112,15 @@ def test_several_tensors_cross_together(count, dtype, within, connected):
             assert total.shape == shapes[n]
             exact = np.sum([values[n].numpy().astype(np.float32) for values in own], axis=0, dtype=np.float32)
             np.testing.assert_array_equal(total, exact.astype(dtype.as_numpy_dtype))
+
+
+def test_more_tensors_than_the_system_sends_in_one_call_cross_together(connected, monkeypatch):
+    monkeypatch.setattr(module, "_SHARED_BYTES", 1 << 16)
+    count = os.sysconf("SC_IOV_MAX") + 1
+    own = [[np.full(2, float(n + place)) for n in range(count)] for place in (1, 2)]
+    made = connected(2)
+    for totals in together([partial(task._add, *arrays) for task, arrays in zip(made, own, strict=True)]):
+        np.testing.assert_array_equal(totals, [[2.0 * n + 3] * 2 for n in range(count)])
 
 
 def test_a_closed_task_is_kept_by_nothing(connected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -26,6 +27,8 @@ _PROBE_AFTER = 2.0
 """Seconds of waiting for a task after which it is probed."""
 _SHARED_BYTES = 1 << 16
 """The size of a message from which on it is in shared memory."""
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
+"""How many buffers the system sends in one call. A message has one for each array."""
 _NARROW = (tf.float16, tf.bfloat16)
 _numbers = count()
 
@@ -340,7 +343,7 @@ class AllReduce:
     def _send(self, rank: int, buffers: list[memoryview]) -> bool:
         """Sends what the socket accepts now; returns whether the message is complete."""
         try:
-            advance(buffers, self._links[rank].sendmsg(buffers))
+            advance(buffers, self._links[rank].sendmsg(buffers[:_MOST_BUFFERS]))
         except BlockingIOError:
             return False
         except OSError as error:
