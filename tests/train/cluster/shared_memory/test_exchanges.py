@@ -1,5 +1,7 @@
 """Workers and ps exchange gradients and values, also if workers are lost."""
 
+import errno
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.support.descriptors import opened
+from tfdist_cli.train.cluster.shared_memory import exchanges, memory
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.exchanges import NotAnswered, PsExchanges, Wanted, WorkerExchange
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
@@ -168,6 +172,46 @@ def test_a_worker_that_comes_after_the_end_is_not_answered(ps):
     with pytest.raises(NotAnswered):
         late.answer()
     assert late.close_if_ended()
+
+
+def test_a_ps_that_is_kept_busy_forgets_lost_workers_after_their_last_requests(ps, worker, monkeypatch):
+    monkeypatch.setattr(exchanges, "_CHECK_SECONDS", 0.0)
+    lost = new_worker(ps)
+    for number, each in enumerate((worker, lost), start=1):
+        each.request(Wanted.UPDATE, np.zeros(1), gradients(number))
+    lost._board.end()  # as if its process had ended
+    taken = [request.gradients[0][0] for _ in range(2) for request in answer(ps, 0)]
+    worker.request(Wanted.UPDATE, np.zeros(1), gradients(3))
+    taken += [request.gradients[0][0] for request in answer(ps, 0)]
+    assert taken == [1, 1, 2, 2, 3, 3]
+    assert [len(each._workers) for each in ps] == [1, 1]
+    for each in ps:
+        each.close()
+    assert lost.close_if_ended()
+
+
+def test_a_board_that_is_not_gone_but_cannot_be_opened_is_an_error(ps, monkeypatch):
+    def refuse(process, descriptor):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = opened()
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "_opened", refuse)
+        with pytest.raises(OSError) as raised:  # noqa: PT011 of this number
+            new_worker(ps)
+        assert raised.value.errno == errno.EMFILE
+        del raised  # it refers to the board
+    assert not opened() - before
+    worker = new_worker(ps)
+    worker.request(Wanted.VALUES, np.zeros(1), [])
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "_opened", refuse)
+        with pytest.raises(OSError) as raised:  # noqa: PT011 of this number
+            ps[0].take()
+        assert raised.value.errno == errno.EMFILE
+    for each in ps:
+        each.close()
+    assert worker.close_if_ended()
 
 
 @pytest.mark.slow

@@ -6,12 +6,13 @@ writes its new values to the same board and sends the worker an *answer*. So the
 worker waits for another one's gradients.
 
 A ps knows nothing of a worker but its board, which it hears of in an introduction. If the worker is lost, its answers
-find no pipe: then the ps forgets the board.
+find no pipe, or the ps finds no process when it looks: then the ps forgets the board.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -53,6 +54,8 @@ class _Message(IntEnum):
     """to a ps: the key of the worker's board, the turn, what is wanted"""
     END = 4
     """to a ps: whether it closes its boards"""
+    LOST = 5
+    """from a ps to itself: the key of a worker's board; it follows the worker's last message"""
 
 
 class WorkerExchange:
@@ -88,12 +91,12 @@ class WorkerExchange:
             for each in ps:
                 self._ps.append(OthersBoard(each, []))
             self.is_over = not all(each.pipe.send(*introduction) for each in self._ps)
+        except FileNotFoundError:
+            self.is_over = True  # a ps has ended, or has closed its board
         except OSError:
             self._close()
             raise
 
-        except FileNotFoundError:
-            self.is_over = True  # a ps has ended, or has closed its board
     def request(self, wanted: Wanted, report: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
         """Sends gradients to all ps, or none.
 
@@ -194,6 +197,8 @@ class PsExchanges:
         self._workers: dict[int, OthersBoard] = {}
         """Their boards by the keys."""
         self.is_closed = False
+        self._looked = time.monotonic()
+        """When it last looked whether the workers are still there."""
         self._asked: tuple[int, int, Wanted] | None = None
         """The request that is to be answered: the key, the turn, and what is wanted."""
 
@@ -201,8 +206,11 @@ class PsExchanges:
         """Waits for the next request; after `end` there is one for nothing."""
         while True:
             message = self._own.pipe.receive(_CHECK_SECONDS)
+            self._look_for_lost()
             if message is None:
-                self._forget_lost()
+                continue
+            if message[0] == _Message.LOST:
+                self._forget(message[1])
             elif message[0] == _Message.END:
                 if message[1]:
                     self.close()
@@ -258,12 +266,19 @@ class PsExchanges:
         except FileNotFoundError:
             return  # it was lost: its next process introduces itself
 
-    def _forget_lost(self) -> None:
+    def _look_for_lost(self) -> None:
+        """Finds workers that are lost. Each is forgotten after its last request, which the other ps take, too."""
+        now = time.monotonic()
+        if now - self._looked < _CHECK_SECONDS:
+            return
+        self._looked = now
         for key in [key for key, worker in self._workers.items() if worker.has_ended]:
-            self._forget(key)
+            self._own.pipe.send(_Message.LOST, key)
 
     def _forget(self, key: int) -> None:
-        self._workers.pop(key).close()
+        worker = self._workers.pop(key, None)
+        if worker:
+            worker.close()
 
 
 def _arrays(layout: Layout) -> list[Array]:
