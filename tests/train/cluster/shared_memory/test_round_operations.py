@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory import round_operations
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
@@ -100,12 +101,31 @@ def test_a_run_is_aborted(run):
         run.publish(FIRST + 1)
 
 
-def test_a_worker_that_failed_is_closed_when_it_joins_again(run):
+def test_nothing_is_left_of_runs_that_failed(run):
+    def fail(run):
+        """Fails in the middle of a run, and begins another one."""
+        run.rounds.aborted(run.ps)
+        again = Run()
+        return again, int(again.rounds.join(tf.constant(0), again.ps))
+
+    run.rounds.join(tf.constant(0), run.ps)
+    run, number = fail(run)
+    before = opened().total()
+    for _ in range(3):
+        run, number = fail(run)
+    assert set(round_operations._process._of_worker) == {number}
+    assert opened().total() <= before
+
+
+def test_a_function_of_a_run_that_is_over_ends(run):
+    """It computed while the run was aborted, and the worker joined the next one."""
     run.publish(FIRST)
-    failed = int(run.rounds.join(tf.constant(0), run.ps))
+    number = run.rounds.join(tf.constant(0), run.ps)
     run.rounds.aborted(run.ps)
     again = Run()
     again.rounds.join(tf.constant(0), again.ps)
-    assert round_operations._process._of_worker[failed]._is_over
-    token, _ = run.rounds.await_round(tf.constant(failed, tf.int64), FIRST)
-    assert token.numpy().tolist() == [40, END]
+    run.rounds.write(number, FIRST, [tf.zeros([4])])
+    run.rounds.commit(number, FIRST, tf.zeros([2], tf.float64), [])
+    token, arrays = run.rounds.await_round(number, FIRST + 1)
+    assert token.numpy().tolist() == [41, END]
+    assert [(array.dtype, array.shape) for array in arrays] == [*((dtype, (3,)) for dtype in TYPES), (TYPES[0], (2,))]

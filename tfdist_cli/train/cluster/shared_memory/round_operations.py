@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds
+from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds, arrays_of_no_use
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
@@ -29,6 +29,7 @@ class _Process:
         self._of_ps: dict[bytes, PsRounds] = {}
         """By the identity of the board."""
         self._of_worker: dict[int, WorkerRounds] = {}
+        """Without those whose run was found to be over."""
         self._lock = threading.Lock()
 
     def register(self) -> None:
@@ -82,29 +83,42 @@ class _Process:
         return np.array(True)
 
     def _join(self, worker: np.ndarray, all_ps: np.ndarray, layout: np.ndarray) -> np.ndarray:
+        with self._lock:
+            self._drop_ended()
         rounds = WorkerRounds(int(worker), Layout.unpacked(layout), [each.tobytes() for each in all_ps])
         with self._lock:
-            for each in self._of_worker.values():
-                each.close_if_over()
             number = next(self._numbers)
             self._of_worker[number] = rounds
         return np.array(number)
 
-    def _await(self, number: np.ndarray, sequence: np.ndarray) -> list[np.ndarray]:
-        found, kind, arrays = self._of_worker[int(number)].await_round(int(sequence))
+    def _drop_ended(self) -> None:
+        """Closes what a function that failed has left."""
+        for number, rounds in list(self._of_worker.items()):
+            if rounds.close_if_over():
+                del self._of_worker[number]
+
+    def _await(self, number: np.ndarray, sequence: np.ndarray, layout: np.ndarray) -> list[np.ndarray]:
+        rounds = self._of_worker.get(int(number))
+        if rounds is None:  # a function of a run that is over goes on
+            return [np.array([int(sequence), END]), *arrays_of_no_use(Layout.unpacked(layout))]
+        found, kind, arrays = rounds.await_round(int(sequence))
         if kind == END:
             with self._lock:
-                del self._of_worker[int(number)]
+                self._of_worker.pop(int(number), None)
         return [np.array([found, kind]), *arrays]
 
     def _write(self, number: np.ndarray, sequence: np.ndarray, *gradients: np.ndarray) -> np.ndarray:
-        self._of_worker[int(number)].write(int(sequence), gradients)
+        rounds = self._of_worker.get(int(number))
+        if rounds:
+            rounds.write(int(sequence), gradients)
         return sequence
 
     def _commit(
         self, number: np.ndarray, sequence: np.ndarray, report: np.ndarray, *gradients: np.ndarray
     ) -> np.ndarray:
-        self._of_worker[int(number)].commit(int(sequence), report, gradients)
+        rounds = self._of_worker.get(int(number))
+        if rounds:
+            rounds.commit(int(sequence), report, gradients)
         return sequence
 
 
@@ -182,7 +196,7 @@ class Rounds:
         """
         all_arrays = [array for own in self._layout.values for array in own]
         types = [array.dtype for array in all_arrays]
-        token, *values = unordered(call_registered(_AWAIT, [number, sequence], [tf.int64, *types]))
+        token, *values = unordered(call_registered(_AWAIT, [number, sequence, self._packed], [tf.int64, *types]))
         shaped = [tf.ensure_shape(each, [array.size]) for each, array in zip(values, all_arrays, strict=True)]
         return tf.ensure_shape(token, [2]), shaped
 

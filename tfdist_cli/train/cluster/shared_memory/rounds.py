@@ -71,7 +71,7 @@ class WorkerRounds:
         self._worker = worker
         self._board = Board(layout.of_worker)
         self._key = key_of(self._board.identity)
-        self._arrays = [array for own in layout.values for array in own]
+        self._layout = layout
         self._ps: list[OthersBoard] = []
         self._tokens = [(-1, END)] * len(ps)
         self._is_closed = False
@@ -119,16 +119,21 @@ class WorkerRounds:
                 found, kind = self._tokens[0]
                 return found, kind, [array for each in self._ps for array in each.read(found)]
             self._close()
-            return sequence, END, [np.zeros(each.size, each.dtype) for each in self._arrays]
+        return sequence, END, arrays_of_no_use(self._layout)
 
-    def close_if_over(self) -> None:
-        """Closes the boards of a run that is over, if nothing uses them just now: its function has failed."""
+    def close_if_over(self) -> bool:
+        """Closes the boards of a run that is over, if nothing uses them just now: its function has failed.
+
+        Returns:
+            Whether they are closed.
+        """
         if self._used.acquire(blocking=False):
             try:
-                if any(each.has_ended for each in self._ps):
+                if self._is_over or any(each.has_ended for each in self._ps):
                     self._close()
             finally:
                 self._used.release()
+        return self._is_closed
 
     def _receive(self) -> None:
         message = self._board.pipe.receive(_CHECK_SECONDS)
@@ -149,6 +154,11 @@ class WorkerRounds:
         for each in self._ps:
             each.close()
         self._ps.clear()
+
+
+def arrays_of_no_use(layout: Layout) -> list[np.ndarray]:
+    """Returns arrays like those of all ps, for a round that there is not."""
+    return [np.zeros(each.size, each.dtype) for own in layout.values for each in own]
 
 
 @dataclass
