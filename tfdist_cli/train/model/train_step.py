@@ -45,7 +45,7 @@ from tfdist_cli.train.model.own_step.optimizers import (
 )
 from tfdist_cli.train.model.rng.unseeded import UnseededDraws
 from tfdist_cli.train.model.trace.step_trace import StepTrace
-from tfdist_cli.train.optimizers.apply import terms_taken
+from tfdist_cli.train.optimizers.apply import fixed_loss_scales, loss_scales, terms_taken
 from tfdist_cli.train.optimizers.terms import Terms
 from tfdist_cli.train.tf_compat import keras_model
 from tfdist_cli.train.tf_compat.functions import functions_inlined
@@ -155,8 +155,7 @@ class ModelStep:
 
     def compile(self) -> None:
         """Has XLA, if it is used, compile the step anew."""
-        train = partial(self._train, parameter_scope=contextlib.nullcontext)
-        self._compiled = tf.function(train, jit_compile=True, autograph=False)
+        self._compiled = tf.function(self._train_at_scales, jit_compile=True, autograph=False)
 
     def for_updates_of(self, batches: tf.Tensor) -> ModelStep:
         """Returns this step with a number of batches per update that is known only when it runs."""
@@ -302,7 +301,13 @@ class ModelStep:
     def train_with_xla(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
         """Runs the same pass, compiled by XLA."""
         with self.device_scope():
-            return StepResult(*self._compiled(parameters, state, metrics, batch))
+            return StepResult(*self._compiled(parameters, state, metrics, batch, loss_scales(self.optimizers)))
+
+    def _train_at_scales(
+        self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, scales: list[tf.Tensor | None]
+    ) -> tuple[Any, ...]:
+        with fixed_loss_scales(self.optimizers, scales):
+            return self._train(parameters, state, metrics, batch, contextlib.nullcontext)
 
     def _train(
         self,

@@ -7,8 +7,8 @@ formula and its learning-rate schedule use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,13 +31,15 @@ from tfdist_cli.train.optimizers.registry import (
 from tfdist_cli.train.optimizers.terms import SQUARES, SummedTerms, Terms
 from tfdist_cli.train.optimizers.update_numbers import SentNumbers, UpdateCounts, UpdateNumbers, counted
 from tfdist_cli.train.tf_compat import keras_optimizer as compat
-from tfdist_cli.train.tf_compat.patching import replaced
+from tfdist_cli.train.tf_compat.patching import original, replaced
 from tfdist_cli.train.tf_compat.variables import Read
 from tfdist_cli.train.variables.changed_rows import mark_all, marked, marks_of
 from tfdist_cli.train.variables.sharding import Gradient, parts
 
 _MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 """Keras's optimizer that assigns parameters to several optimizers; older versions do not have it."""
+_LOSS_SCALE = "dynamic_scale"
+"""The attribute of a `LossScaleOptimizer` that is the scale."""
 
 
 def apply(
@@ -512,6 +514,34 @@ def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def loss_scales(optimizers: Sequence[keras.optimizers.Optimizer]) -> list[tf.Tensor | None]:
+    """Reads the scales that optimizers multiply losses by (`mixed_float16`); None for one that does not scale them."""
+    found: list[tf.Tensor | None] = []
+    for optimizer in optimizers:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.built:
+            scale = optimizer.dynamic_scale.value
+            with tf.device(scale.device):
+                found.append(tf.identity(scale))
+        else:
+            found.append(None)
+    return found
+
+
+@contextmanager
+def fixed_loss_scales(
+    optimizers: Sequence[keras.optimizers.Optimizer], scales: Sequence[tf.Tensor | None]
+) -> Iterator[None]:
+    """Within the context, optimizers multiply losses, and divide gradients, by scales that were read before.
+
+    They may differ from those of now: another worker's update has changed them.
+    """
+    with ExitStack() as within:
+        for optimizer, scale in zip(optimizers, scales, strict=True):
+            if scale is not None:
+                within.enter_context(substituted(optimizer, {_LOSS_SCALE: Read(scale)}))
+        yield
+
+
 def _apply_unscaled(
     optimizer: keras.optimizers.LossScaleOptimizer,
     gradients: Sequence[Gradient | None],
@@ -519,20 +549,23 @@ def _apply_unscaled(
     rate_scaling: RateScaling | None,
     by_rows: Sequence[keras.Variable] | None,
 ) -> tf.Tensor:
-    scale = tf.convert_to_tensor(optimizer.dynamic_scale.value)
+    used = tf.convert_to_tensor(optimizer.dynamic_scale.value)
     unscaled = [
-        None if gradient is None else _divided(parts(variable), gradient, scale)
+        None if gradient is None else _divided(parts(variable), gradient, used)
         for variable, gradient in zip(parameters, gradients, strict=True)
     ]
     iterations = apply(optimizer.inner_optimizer, unscaled, parameters, rate_scaling, by_rows)
     steps = tf.convert_to_tensor(optimizer.step_counter.value.assign_add(1, read_value=True))
     grows = steps >= optimizer.dynamic_growth_steps
-    optimizer.dynamic_scale.value.assign(tf.where(grows, scale * 2.0, scale))
+    stored = original(optimizer, _LOSS_SCALE).value
+    scale = tf.convert_to_tensor(stored)
+    stored.assign(tf.where(grows, scale * 2.0, scale))
     optimizer.step_counter.value.assign(tf.where(grows, tf.zeros_like(steps), steps))
     return iterations
 
 
 def _lower_scale(optimizer: keras.optimizers.LossScaleOptimizer) -> tf.Tensor:
-    optimizer.dynamic_scale.value.assign(tf.convert_to_tensor(optimizer.dynamic_scale.value) * 0.5)
+    stored = original(optimizer, _LOSS_SCALE).value
+    stored.assign(tf.convert_to_tensor(stored) * 0.5)
     optimizer.step_counter.value.assign(0)
     return tf.identity(tf.convert_to_tensor(compat.iterations(innermost(optimizer)).value))

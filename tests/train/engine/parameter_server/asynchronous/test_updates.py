@@ -5,6 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError
@@ -17,6 +18,7 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.asynchronous import updates as asynchronous_updates
 from tfdist_cli.train.engine.parameter_server.asynchronous.updates import AwaitedWorkers, _fetched
+from tfdist_cli.train.engine.parameter_server.transport import Transport
 
 
 class Remote:
@@ -185,3 +187,31 @@ def test_no_worker_undoes_what_another_one_has_updated_by_the_operations_of_kera
     assert taken == int(model.optimizer.iterations) == 60
     for variable, initial in zip(model.trainable_variables, before, strict=True):
         assert variable.numpy() - initial == pytest.approx(60, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_gradient_is_divided_by_the_scale_of_its_loss_though_another_worker_changes_it(jit, servers, monkeypatch):
+    def trained(optimizer):
+        keras.utils.set_random_seed(7)
+        rules = Rules(jit=jit)
+        build = lambda: classifier(optimizer=optimizer())  # noqa: E731 called within the scope
+        engine, model = local_engine(monkeypatch, servers(1), build, batches().repeat(), rules, workers=1)
+        stored.append(getattr(model.optimizer, "dynamic_scale", None))
+        for _ in engine.run(6, first=0, size=2, adapts=False, pause=NoPause()):
+            pass
+        return [variable.numpy() for variable in model.trainable_variables]
+
+    stored, push = [], Transport.push
+    plain = trained(lambda: keras.optimizers.SGD(0.1))
+
+    def later(self, gradients, pulled):
+        with tf.control_dependencies(gradients):
+            stored[-1].value.assign(stored[-1].value * 2.0)
+        return push(self, gradients, pulled)
+
+    monkeypatch.setattr(Transport, "push", later)
+    ours = trained(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0))
+    assert float(stored[-1].numpy()) == 8.0 * 2**6
+    for own, other in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-6)

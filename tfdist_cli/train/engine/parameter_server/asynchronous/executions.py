@@ -30,7 +30,7 @@ from tfdist_cli.train.engine.step_timer import StepTimer, time_of
 from tfdist_cli.train.model.assignments import Assigned, Optimizer, Update
 from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import Tensors, values
-from tfdist_cli.train.optimizers.apply import innermost, substituted
+from tfdist_cli.train.optimizers.apply import fixed_loss_scales, innermost, loss_scales, substituted
 from tfdist_cli.train.optimizers.terms import joined
 from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
 from tfdist_cli.train.tf_compat.control_flow import after
@@ -252,9 +252,11 @@ class WorkerExecutions:
         """
         if self._local_steps:
             return self._take_local_steps(self._local_steps, trace, current)
-        if self._context.step.updates_within:
-            return self._update_within(trace, current)
-        number, following = trace.exchange(current, more=more)
+        optimizers = self._context.step.optimizers
+        with fixed_loss_scales(optimizers, loss_scales(optimizers)):
+            if self._context.step.updates_within:
+                return self._update_within(trace, current)
+            number, following = trace.exchange(current, more=more)
         return number, 1, following
 
     def _update_within(self, trace: ExecutionTrace, current: Round) -> tuple[tf.Tensor, int, None]:
