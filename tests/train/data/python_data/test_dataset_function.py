@@ -208,7 +208,7 @@ DRAWN = tf.data.Dataset.range(3).flat_map(lambda first: tf.data.Dataset.range(fi
 def test_the_chief_reads_a_dataset_that_draws_its_order_within_a_function():
     function = Inputs.of(DRAWN.batch(2)).dataset_function(None, shuffle=False, by_chief=True)
     assert isinstance(function, PythonData)
-    once = function.read_at_once()
+    once = function.buffered()
     assert sorted(int(each) for index in range(2) for batch in once(Shard(index, 2, index)) for each in batch) == [
         *range(12)
     ]
@@ -222,7 +222,7 @@ def test_evaluations_divide_one_pass_of_data_in_random_order():
     function = Inputs.of(called.batch(1)).dataset_function(None, shuffle=False, by_chief=True)
     assert isinstance(function, PythonData)
     for order in passes:
-        once = function.read_at_once()
+        once = function.buffered()
         found = [[int(batch[0]) for batch in once(Shard(index, 2, index))] for index in range(2)]
         assert found == [order[::2], order[1::2]]
         once.close()
@@ -231,7 +231,7 @@ def test_evaluations_divide_one_pass_of_data_in_random_order():
 
 def test_a_generator_that_is_evaluated_is_kept():
     function = data(generated(ROWS, batch=4, passes=1))
-    assert function.read_at_once() is function
+    assert function.buffered() is function
 
 
 def test_workers_read_a_dataset_of_tensorflow_operations_themselves():

@@ -1,17 +1,25 @@
 """Every update rule trains two workers, on parameter servers that are this process."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
 
 from tests.support.compare import batches, classifier, difference
 from tests.support.local_coordinator import NoPause, local_engine
+from tests.support.python_data import Rows
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.cluster.shared_memory import tensors
+from tfdist_cli.train.data.inputs import Inputs
+from tfdist_cli.train.data.python_data.buffered import BufferedSource
+from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.engine.base import Execution, Rules
 from tfdist_cli.train.engine.parameter_server import engine, synchronous, transport
 from tfdist_cli.train.engine.parameter_server.lockstep.updates import LockstepUpdates
 from tfdist_cli.train.engine.parameter_server.quorum.updates import QuorumUpdates
+from tfdist_cli.train.model import evaluation
+from tfdist_cli.train.trainer.evaluate import Watch
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +144,61 @@ def test_an_aborted_run_leaves_the_engine_usable(rule, servers, monkeypatch):
     executions = list(engine.run(STEPS, first=before, size=2, adapts=False, pause=NoPause()))
     assert sum(len(execution.losses) for execution in executions) == STEPS
     assert int(model.optimizer.iterations) >= before + STEPS
+
+
+POWERS = 2.0 ** np.arange(16, dtype=np.float32)[:, None]
+"""As many of these that are not all of them have another sum."""
+
+
+class Shuffled(Rows):
+    """Batches of one row, in another order after each epoch."""
+
+    draw = np.random.default_rng(7)
+
+    def on_epoch_end(self):
+        self.arrays = [self.draw.permutation(array) for array in self.arrays]
+
+
+def summing():
+    """Its loss is the mean of the inputs."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mae")
+    return model
+
+
+def test_workers_score_each_batch_of_a_dataset_that_shuffles_once(servers, monkeypatch):
+    rows = Shuffled(POWERS, np.zeros_like(POWERS), batch=1)
+    data = Inputs.of(rows).dataset_function(None, shuffle=False)
+    made, _ = local_engine(monkeypatch, servers(2), summing, batches(POWERS, POWERS), Rules())
+    for _ in range(3):
+        scored = made.evaluate(data, steps=None, watch=Watch(None, reports=False)).logs()
+        assert scored["loss"] == np.mean(POWERS)
+
+
+def test_what_an_evaluation_has_scored_is_let_go_of(servers, monkeypatch):
+    forgotten: list[int] = []
+    forget = BufferedSource.forget
+
+    def forgetting(source, before):
+        forgotten.append(before)
+        forget(source, before)
+
+    monkeypatch.setattr(evaluation, "EXECUTION_SECONDS", 0.0)
+    monkeypatch.setattr(BufferedSource, "forget", forgetting)
+    rows = Rows(POWERS, np.zeros_like(POWERS), batch=1)
+    data = Inputs.of(rows).dataset_function(None, shuffle=False)
+    made, _ = local_engine(monkeypatch, servers(2), summing, batches(POWERS, POWERS), Rules())
+    assert made.evaluate(data, steps=None, watch=Watch(None, reports=False)).logs()["loss"] == np.mean(POWERS)
+    assert forgotten == sorted(forgotten)
+    assert forgotten[0] == 0
+    assert len(POWERS) - forgotten[-1] <= 4
+
+
+def test_another_worker_continues_a_share_whose_begin_is_gone(monkeypatch):
+    monkeypatch.setattr(engine, "CHIEF_DEVICE", "CPU:0")
+    rows: Any = Inputs.of(Rows(POWERS, batch=1)).dataset_function(None, shuffle=False)
+    data = rows.buffered()
+    assert len(list(data(Shard(0, 2, 0)))) == 8
+    data.forget(10)
+    left = engine._iterator(data, Shard(1, 2, 1), ends=True, skip=5)
+    assert [float(x[0, 0]) for (x,) in left] == POWERS[11::2, 0].tolist()

@@ -48,7 +48,10 @@ class PythonData:
         return replace(self, repeat=self.source.repeats)
 
     def buffered(self) -> PythonData:
-        """Returns the data, read once for all shares: several workers read it at the same time, from one process."""
+        """Returns the data, read once for all shares: several workers read it at the same time, from one process.
+
+        They divide each pass, whose order may be another each time, and a `PyDataset` is not asked by several at once.
+        """
         return self if isinstance(self.source, BufferedSource) else replace(self, source=BufferedSource(self.source))
 
     def skipping(self) -> PythonData:
@@ -56,10 +59,6 @@ class PythonData:
         data = self.buffered()
         cast("BufferedSource", data.source).skips = True
         return data
-
-    def read_at_once(self) -> PythonData:
-        """Returns the data for readers that divide one pass: all need one order, which may be another each time."""
-        return self.buffered() if isinstance(self.source, PassesSource) else self
 
     @property
     def has_unknown_end(self) -> bool:

@@ -437,7 +437,7 @@ class ParameterServerEngine:
         """Yields what the evaluation of each shard has counted, as `evaluation_function` returns it."""
         function, state = self._evaluation_function(data, each_batch=each_batch)
         workers = self.workers
-        once = data.read_at_once() if isinstance(data, PythonData) else None
+        once = data.buffered() if isinstance(data, PythonData) else None
 
         def shard_of(index: int) -> ShardEvaluation:
             limit = -1 if steps is None else steps // workers + (index < steps % workers)
@@ -459,6 +459,8 @@ class ParameterServerEngine:
                 while left := [each for each in shards if not each.complete]:
                     for each in left:
                         each.begin()
+                    if once and once is not data:  # a generator is kept, for an evaluation after one that fails
+                        once.forget(min(each.begun for each in shards) * workers)
                     for each in left:
                         each.take()
                     if not all(each.complete for each in left):
@@ -611,17 +613,19 @@ class ShardEvaluation:
 
     Attributes:
         complete: whether the shard is evaluated.
+        begun: how many of its batches were evaluated before the last execution. Later ones may be read again.
         batches: how many of its batches are evaluated.
         counted: what each execution has counted.
     """
 
     def __init__(self, stream: Stream, counts: Tensors) -> None:
         self._stream, self._counts = stream, counts
-        self.complete, self.batches = False, 0
+        self.complete, self.begun, self.batches = False, 0, 0
         self.counted: list[np.ndarray] = []
 
     def begin(self) -> None:
         """Requests the next execution."""
+        self.begun = self.batches
         self._stream.begin(self.batches, self._counts)
 
     def take(self) -> None:
@@ -640,9 +644,10 @@ def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False, skip: 
         ends: whether it is read to its end.
         skip: the first batches, which are left out.
     """
-    with tf.device(CHIEF_DEVICE) if isinstance(data, PythonData) else nullcontext():
-        dataset = checked(data, shard)
-        iterator = iter(dataset.skip(skip) if skip else dataset)
+    by_chief = isinstance(data, PythonData)
+    with tf.device(CHIEF_DEVICE) if by_chief else nullcontext():
+        dataset = checked(data, replace(shard, step=skip) if by_chief else shard)
+        iterator = iter(dataset.skip(skip) if skip and not by_chief else dataset)
     if not ends and calls_python(dataset):
         _kept_open.append(iterator)
     return iterator
