@@ -110,16 +110,16 @@ def test_functions_of_a_graph_do_not_name_the_task_that_made_them():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "draws"),
+    ("dataset", "draws", "repeats"),
     [
-        (NUMBERS, False),
-        (NUMBERS.shuffle(3).batch(2), True),
-        (NUMBERS.shuffle(3, seed=1).map(abs), False),
-        (NUMBERS.shuffle(3, seed=1).shuffle(3), True),
+        (NUMBERS, False, False),
+        (NUMBERS.shuffle(3).batch(2), True, False),
+        (NUMBERS.shuffle(3, seed=1).map(abs), False, True),
+        (NUMBERS.shuffle(3, seed=1).shuffle(3), True, True),
     ],
 )
-def test_a_shuffle_without_a_seed_draws_an_order(dataset, draws):
-    assert data.draws_an_order(dataset) == draws
+def test_a_shuffle_without_a_seed_draws_an_order(dataset, draws, repeats):
+    assert (data.draws_an_order(dataset), data.repeats_an_order(dataset)) == (draws, repeats)
 
 
 def shuffled(*_, seed=None):

@@ -32,6 +32,8 @@ _registered: dict[str, _Registered] = {}
 _SHUFFLES = {"_ShuffleDataset", "_ShuffleAndRepeatDataset"}
 _SEEDS = {"ShuffleDatasetV3": (2, 3, 4), "ShuffleAndRepeatDatasetV2": (2, 3, 5)}
 """Which inputs of an operation that shuffles are its two seeds and their generator."""
+_WORKER = 1_000_003
+"""Lies between the seeds of two workers: a pipeline has fewer shuffles."""
 _RANDOM = "_RandomDataset"
 _DRAWS = {**_SEEDS, "RandomDataset": (0, 1), "RandomDatasetV2": (0, 1)}
 """Which inputs of an operation that draws an order are its two seeds."""
@@ -274,7 +276,7 @@ def _drops_remainder(part: Any) -> bool:
     return bool(tf.get_static_value(tf.convert_to_tensor(getattr(part, name))))
 
 
-def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
+def recreated_on(dataset: tf.data.Dataset, source: str, worker: int = 0) -> tf.data.Dataset:
     """Makes a dataset of this process again, on the current device.
 
     Seen in TensorFlow 2.21.0: `coordinator.values.serialize_dataset_to_graph`, `deserialize_dataset_from_graph`, and
@@ -286,9 +288,11 @@ def recreated_on(dataset: tf.data.Dataset, source: str) -> tf.data.Dataset:
     Args:
         dataset: one that calls no Python code, unless the current device belongs to this process.
         source: the device that `dataset` is on.
+        worker: workers with different numbers shuffle in different orders. That of number 0 follows from the seeds that
+            the dataset has.
     """
     with tf.device(source):
-        graph, options = _for_any_host(serialize_dataset_to_graph(dataset)), dataset.options()
+        graph, options = _for_any_host(serialize_dataset_to_graph(dataset), worker), dataset.options()
     again = deserialize_dataset_from_graph(graph, dataset.element_spec)
     setattr(again, MADE_FROM, dataset)
     return again.with_options(options)
@@ -300,10 +304,19 @@ def draws_an_order(dataset: tf.data.Dataset) -> bool:
     Seen in TensorFlow 2.21.0: the classes in `_SHUFFLES`, `_ShuffleDataset._seed`, `_seed2`. Reason: a dataset does not
     publish its seed. Replace with: a public property.
     """
-    return any(
-        type(part).__name__ in _SHUFFLES and not int(part._seed) and not int(part._seed2)
-        for part in transformations(dataset)
-    )
+    return any(not _is_seeded(part) for part in transformations(dataset) if type(part).__name__ in _SHUFFLES)
+
+
+def repeats_an_order(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is shuffled with a seed, its own or the global one: in the same order in every process.
+
+    Seen in TensorFlow 2.21.0: as for `draws_an_order`. Reason, and replace with: as there.
+    """
+    return any(_is_seeded(part) for part in transformations(dataset) if type(part).__name__ in _SHUFFLES)
+
+
+def _is_seeded(shuffle: Any) -> bool:
+    return bool(int(shuffle._seed) or int(shuffle._seed2))
 
 
 def draws_in_functions(dataset: tf.data.Dataset) -> bool:
@@ -399,7 +412,7 @@ def _job(tensor: tf.Tensor) -> str | None:
     return tf.DeviceSpec.from_string(tensor.device).job
 
 
-def _for_any_host(graph: tf.Tensor) -> tf.Tensor:
+def _for_any_host(graph: tf.Tensor, worker: int = 0) -> tf.Tensor:
     """Returns a serialized graph that has the same result on every task: it names none, and draws no order.
 
     TensorFlow removes the devices of the graph's nodes, and not those of its functions. A call into Python names the
@@ -410,20 +423,24 @@ def _for_any_host(graph: tf.Tensor) -> tf.Tensor:
         device = tf.DeviceSpec.from_string(node.device)
         own = tf.DeviceSpec(device_type=device.device_type, device_index=device.device_index)
         node.device = own.to_string() if device.device_type else ""
-    _seed(parsed)
+    _seed(parsed, worker)
     return tf.constant(parsed.SerializeToString())
 
 
-def _seed(graph: tf.compat.v1.GraphDef) -> None:
+def _seed(graph: tf.compat.v1.GraphDef, worker: int) -> None:
     """Gives the operations that shuffle without a seed one each, the same in every process.
+
+    For other workers than number 0, the seeds of all operations that shuffle are changed by the worker's number.
 
     The generator of their seeds is a resource of this process, in which it would be found by its name.
     """
     nodes = {node.name: node for node in graph.node}
     for number, node in enumerate((each for each in graph.node if each.op in _SEEDS), 1):
         first, second, generator = (nodes[node.input[place]].attr["value"].tensor for place in _SEEDS[node.op])
-        if not tf.make_ndarray(first) and not tf.make_ndarray(second):
-            first.CopyFrom(tf.make_tensor_proto(number, tf.int64))
+        seeds = int(tf.make_ndarray(first)), int(tf.make_ndarray(second))
+        if worker or not any(seeds):
+            own = _WORKER * worker + (seeds[0] if any(seeds) else number)
+            first.CopyFrom(tf.make_tensor_proto(own, tf.int64))
             generator.resource_handle_val[0].name += "/seeded"
 
 

@@ -1,5 +1,6 @@
 """Workers divide one order of a dataset, wherever it was made."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -34,6 +35,32 @@ def test_a_dataset_that_is_shuffled_with_a_seed_keeps_its_order():
     tasks = [tf.data.Dataset.range(12).shuffle(12, seed=3) for _ in range(3)]  # a copy in each process
     both = zip(*(DatasetShards(task)(Shard(index, 2)) for index, task in enumerate(tasks[:2])), strict=True)
     assert [int(each) for pair in both for each in pair] == [int(each) for each in tasks[2]]
+
+
+SEEDED = tf.data.Dataset.range(12).shuffle(12, seed=3)
+
+
+@pytest.mark.parametrize("shuffled", [SHUFFLED, SEEDED, SEEDED.shuffle(5, seed=3).repeat()])
+@pytest.mark.parametrize("on_workers", [True, False], ids=["parameter servers", "mirrored"])
+def test_each_worker_that_reads_all_of_a_dataset_has_an_order_of_its_own(shuffled, on_workers, monkeypatch):
+    """The same one when it is started again."""
+    if on_workers:
+        monkeypatch.setattr(existing_dataset, "_device_of_remote_call", lambda: existing_dataset._HERE)
+    shares = [Shard(0, 1, worker) for worker in range(3)]
+    first, again = ([[int(each) for each in DatasetShards(shuffled)(share).take(12)] for share in shares] for _ in "12")
+    assert sorted(first[0]) == list(range(12)) or shuffled not in (SHUFFLED, SEEDED)
+    assert len(set(map(tuple, first))) == 3
+    if on_workers or shuffled is not SHUFFLED:
+        assert first[1:] == again[1:]
+
+
+def test_the_global_seed_does_not_give_all_workers_one_order():
+    orders = set()
+    for worker in range(3):  # each in a process of its own
+        keras.utils.set_random_seed(1)
+        shuffled = tf.data.Dataset.range(12).shuffle(12)
+        orders.add(tuple(map(int, DatasetShards(shuffled)(Shard(0, 1, worker)))))
+    assert len(orders) == 3
 
 
 def test_an_order_that_is_drawn_in_a_function_cannot_be_divided():

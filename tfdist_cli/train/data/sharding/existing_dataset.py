@@ -14,6 +14,7 @@ from tfdist_cli.train.tf_compat.data import (
     draws_an_order,
     draws_in_functions,
     recreated_on,
+    repeats_an_order,
     replace_older_datasets,
 )
 from tfdist_cli.train.tf_compat.eager_context import remote_caller
@@ -37,6 +38,8 @@ class DatasetShards:
     def __call__(self, shard: Shard) -> tf.data.Dataset:
         """Returns every `shard.count`-th batch.
 
+        Workers that each read all data shuffle it in different orders.
+
         Raises:
             TrainingError: there are several shards, and each would be one of another order; or the dataset cannot be
                 used on this task.
@@ -49,11 +52,13 @@ class DatasetShards:
                 hint="give what draws a seed, such as dataset.shuffle(1000, seed=1) or "
                 "tf.data.Dataset.sample_from_datasets(..., seed=1)",
             )
-        here = _device_of_remote_call()
+        here, copy = _device_of_remote_call(), shard.worker if shard.count == 1 else 0
         if here is not None:
-            whole = _sent(self.dataset, here)
+            whole = _sent(self.dataset, here, copy)
         elif shard.count > 1 and draws_an_order(self.dataset):
             whole = _in_one_order(self.dataset)
+        elif copy and repeats_an_order(self.dataset):
+            whole = _in_another_order(self.dataset, copy)
         else:
             whole = self.dataset
         return skip_batches(whole.shard(shard.count, shard.index), shard.step)
@@ -71,6 +76,24 @@ def _in_one_order(data: tf.data.Dataset) -> tf.data.Dataset:
             _HERE,
             "the dataset is shuffled without a seed, in another order on each task, and uses a table or a variable",
             "give it a seed: dataset.shuffle(1000, seed=1)",
+        )
+
+
+def _in_another_order(data: tf.data.Dataset, worker: int) -> tf.data.Dataset:
+    """Makes a dataset again that is shuffled with a seed: workers that read all of it would read the same batches.
+
+    Raises:
+        TrainingError: the dataset uses a table or a variable.
+    """
+    with tf.device(_HERE):
+        return _made_again(
+            data,
+            _HERE,
+            "the dataset is shuffled with one seed on all workers, which each read all of it, and uses a table or a "
+            "variable",
+            "pass a function that makes the dataset, with shard.worker in its seed: "
+            "tfdist.fit(model, lambda shard: make_dataset(seed=shard.worker), share='copy')",
+            worker,
         )
 
 
@@ -95,12 +118,13 @@ def _device_of_remote_call() -> str | None:
     return caller and f"/job:{caller[0]}/replica:0/task:{caller[1]}/device:CPU:0"
 
 
-def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
+def _sent(data: tf.data.Dataset, here: str, worker: int) -> tf.data.Dataset:
     """Copies a dataset of this task to the task on which operations run now.
 
     Args:
         data: a dataset of this task.
         here: this task's device.
+        worker: see `recreated_on`.
 
     Raises:
         TrainingError: the dataset calls Python code of this process.
@@ -118,10 +142,11 @@ def _sent(data: tf.data.Dataset, here: str) -> tf.data.Dataset:
         "the dataset uses a table or a variable, such as a StringLookup's, and neither can be sent to the workers",
         "use the layer in the model, or pass a function that makes the table and the dataset: "
         "tfdist.fit(model, lambda shard: make_dataset().shard(shard.count, shard.index))",
+        worker,
     )
 
 
-def _made_again(data: tf.data.Dataset, here: str, problem: str, hint: str) -> tf.data.Dataset:
+def _made_again(data: tf.data.Dataset, here: str, problem: str, hint: str, worker: int = 0) -> tf.data.Dataset:
     """Makes a dataset of this task again, on the device on which operations run now.
 
     Args:
@@ -129,11 +154,12 @@ def _made_again(data: tf.data.Dataset, here: str, problem: str, hint: str) -> tf
         here: this task's device.
         problem: the message if the dataset uses a table or a variable.
         hint: what to do then.
+        worker: see `recreated_on`.
 
     Raises:
         TrainingError: the dataset uses a table or a variable.
     """
     try:
-        return recreated_on(data, here)
+        return recreated_on(data, here, worker)
     except tf.errors.FailedPreconditionError as error:
         raise TrainingError(f"{problem}: {shortened(error).message}", code="table-in-dataset", hint=hint) from error
