@@ -201,7 +201,8 @@ class ExampleSource:
 
     def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on, prepared by the cluster's data workers."""
-        return weighted(service.batches(self.examples, replace(self.pipeline, repeat=repeat)), self.class_weight)
+        served = service.batches(self.examples, replace(self.pipeline, repeat=repeat), self.lengths)
+        return weighted(served, self.class_weight)
 
 
 def _name(module: RecipeModule, split: str) -> str:

@@ -319,7 +319,7 @@ class BatchSource:
 
     def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on, prepared by the cluster's data workers."""
-        return service.whole_batches(self.function, repeat=repeat)
+        return service.whole_batches(self.function, self.lengths, repeat=repeat)
 
 
 def _evaluate_checkpoints(

@@ -15,10 +15,12 @@ from tfdist_cli.errors import TimeoutExceeded, TrainingError, UsageError
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.task_id import TaskId
+from tfdist_cli.task.data import ExampleSource
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.data_service.server import start_server
 from tfdist_cli.train.data.pipeline import Pipeline
 from tfdist_cli.train.data.shard import Shard
+from tfdist_cli.train.trainer.fit import BatchSource
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +78,26 @@ def test_a_resumed_run_leaves_out_what_the_pass_had_shown(service):
     shown = flat(read(service.batches(numbers(48), Pipeline(4))(Shard(step=17)), 19))
     assert len(set(shown[:28])) == 28  # 17 = 12 + 5 steps were done: 7 of the second pass are left
     assert sorted(shown[28:]) == list(range(48))
+
+
+def uncounted(shard):
+    """50 numbers in 5 parts, whose number TensorFlow does not know."""
+    parts = tf.data.Dataset.range(5).shard(shard.count, shard.index)
+    return parts.interleave(lambda part: tf.data.Dataset.range(10 * part, 10 * part + 10))
+
+
+def test_a_resumed_run_skips_a_part_of_a_pass_whose_length_was_counted(service):
+    source = ExampleSource(uncounted, Pipeline(5)).with_lengths({(0, 1): 50})
+    shown = flat(read(source.served_batches(service, repeat=True)(Shard(step=17)), 13))
+    assert len(set(shown[:15])) == 15  # 17 = 10 + 7 steps were done: 3 of the second pass are left
+    assert sorted(shown[15:]) == list(range(50))
+
+
+def test_a_resumed_run_skips_no_whole_passes_of_batches_that_were_counted(service):
+    source = BatchSource(lambda shard: uncounted(shard).batch(8)).with_lengths({(0, 1): 7})
+    shown = read(source.served_batches(service, repeat=True)(Shard(step=7 * 10**7 + 6)), 8)
+    assert [len(batch) for batch in shown] == [2, 8, 8, 8, 8, 8, 8, 2]
+    assert sorted(flat(shown[1:])) == list(range(50))
 
 
 def test_tasks_that_step_together_read_the_same_pass(service):

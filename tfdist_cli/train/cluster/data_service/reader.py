@@ -8,7 +8,7 @@ they read the same pass concurrently, and one may start the next pass while anot
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -29,6 +29,9 @@ from tfdist_cli.train.tf_compat.eager_context import global_seed_of
 _REFRESH_MS = 20
 """How often a reader asks whether a pass has ended. TensorFlow's default would delay the end of each pass by 1 s."""
 
+Lengths = Mapping[tuple[int, int], int]
+"""The elements of shards, by their index and count."""
+_NO_LENGTHS: Lengths = {}
 _trainings = itertools.count()
 
 
@@ -73,11 +76,16 @@ class DataService:
         workers = max(len(environment.data_service) - 1, environment.max_data_workers)
         return cls(dispatcher, workers, readers, next(_trainings), may_leave=members is not None)
 
-    def batches(self, examples: DatasetFunction, pipeline: Pipeline) -> DatasetFunction:
+    def batches(self, examples: DatasetFunction, pipeline: Pipeline, lengths: Lengths = _NO_LENGTHS) -> DatasetFunction:
         """Makes batches of a recipe's examples on the data workers.
 
         The last batch of each data worker in a pass has the remaining examples. They are merged here, so that all
         batches are full: a batch may contain the end of one pass and the start of the next.
+
+        Args:
+            examples: the examples of a shard.
+            pipeline: makes the batches.
+            lengths: the examples of shards that were counted.
         """
         size = pipeline.batch_size
 
@@ -87,18 +95,21 @@ class DataService:
                 buffer = pipeline.buffer(part)
                 once = self._pass((part.shuffle(buffer) if buffer else part).batch(size))
             many = once.repeat() if pipeline.repeat else once
-            length = cardinality(part)
+            length = cardinality(part) or lengths.get((shard.index, shard.count))
             together = size * self.readers
             skipped = shard.step * together % length // together if length else 0
             return many.rebatch(size, drop_remainder=True).skip(skipped).prefetch(self._prefetched)
 
         return read
 
-    def whole_batches(self, function: DatasetFunction, *, repeat: bool) -> DatasetFunction:
+    def whole_batches(
+        self, function: DatasetFunction, lengths: Lengths = _NO_LENGTHS, *, repeat: bool
+    ) -> DatasetFunction:
         """Moves a user's pipeline of batches to the data workers.
 
         Args:
             function: makes the batches of a shard.
+            lengths: the batches of shards that were counted.
             repeat: whether the data starts again when it ends.
         """
 
@@ -106,7 +117,7 @@ class DataService:
             with _without_seed():
                 part = checked(function, replace(shard, step=0))
                 once = self._pass(part)
-            size, length = batch_size(part), cardinality(part)
+            size, length = batch_size(part), cardinality(part) or lengths.get((shard.index, shard.count))
             once = once.rebatch(size) if size else once  # merges the incomplete last batch of each data worker
             skipped = shard.step * self.readers % length // self.readers if length and repeat else shard.step
             return (once.repeat() if repeat else once).skip(skipped).prefetch(self._prefetched)
