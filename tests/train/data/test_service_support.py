@@ -47,6 +47,13 @@ def test_python_code_is_not_on_the_data_workers(dataset):
         (NUMBERS.padded_batch(5, drop_remainder=True), "padded_batch(..., drop_remainder=True)"),
         (NUMBERS.batch(4).rebatch(5, drop_remainder=True), "rebatch(..., drop_remainder=True)"),
         (NUMBERS.window(5, drop_remainder=True), "window(..., drop_remainder=True)"),
+        (NUMBERS.window(4), "window"),
+        (NUMBERS.window(4, shift=1).flat_map(lambda part: part.batch(4)).batch(4), "window"),
+        (NUMBERS.bucket_by_sequence_length(tf.size, [3], [2, 2]), "group_by_window (or bucket_by_sequence_length)"),
+        (
+            NUMBERS.group_by_window(lambda value: value % 2, lambda _, part: part.batch(3), 3).unbatch().batch(4),
+            "group_by_window (or bucket_by_sequence_length)",
+        ),
         (NUMBERS.apply(map_and_batch(abs, 5, drop_remainder=True)), "map_and_batch(..., drop_remainder=True)"),
     ],
 )
@@ -64,8 +71,6 @@ def test_what_counts_is_refused_with_several_data_workers(dataset, name):
         (NUMBERS.batch(5).concatenate(NUMBERS.batch(5)), "batch"),
         (NUMBERS.padded_batch(5).prefetch(1), "padded_batch"),
         (NUMBERS.batch(4).rebatch(5), "rebatch"),
-        (NUMBERS.window(4), "window"),
-        (NUMBERS.bucket_by_sequence_length(tf.size, [3], [2, 2]), "group_by_window (or bucket_by_sequence_length)"),
     ],
 )
 def test_batches_that_cannot_be_put_together_again_are_refused_with_several_data_workers(dataset, name):
@@ -81,6 +86,9 @@ def test_batches_that_cannot_be_put_together_again_are_refused_with_several_data
         NUMBERS.shard(1, 0).map(abs, num_parallel_calls=2).filter(lambda value: value > 3).shuffle(3).batch(4),
         FILES.interleave(lambda file: tf.data.TextLineDataset(file).skip(1)).batch(2),
         FILES.flat_map(lambda file: tf.data.TextLineDataset(file).padded_batch(2)),
+        FILES.flat_map(
+            lambda file: tf.data.TextLineDataset(file).window(4, shift=1).flat_map(lambda part: part.batch(4))
+        ).batch(2),
         NUMBERS.batch(5).map(abs).unbatch().ragged_batch(2),
         tf.data.TFRecordDataset(["a", "b"]).map(lambda record: record).prefetch(2),
         NUMBERS.concatenate(NUMBERS).with_options(tf.data.Options()),

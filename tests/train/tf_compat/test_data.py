@@ -63,7 +63,7 @@ def test_results_of_a_registered_function(monkeypatch, result, dtypes, expected)
         (NUMBERS.batch(4, num_parallel_calls=2), None, "batch"),
         (NUMBERS.batch(4, drop_remainder=True), "batch(..., drop_remainder=True)", "batch"),
         (NUMBERS.padded_batch(4, drop_remainder=True), "padded_batch(..., drop_remainder=True)", "padded_batch"),
-        (NUMBERS.window(4), None, "window"),
+        (NUMBERS.window(4), "window", "window"),
         (NUMBERS.batch(2).rebatch(3), None, "rebatch"),
         (NUMBERS.shard(2, 0), "shard", None),
         (NUMBERS.shard(1, 0), None, None),

@@ -57,6 +57,7 @@ _SHARD = "_ShardDataset"
 _SLICES = "_TensorSliceDataset"
 MADE_FROM = "made_from"
 """The attribute of a dataset that was made again: the original, which keeps its Python functions and its tables."""
+_WINDOW = "_WindowDataset"
 _GROUP_BY_WINDOW = "_GroupByWindowDataset"
 _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 _PASSES_ON = {"_PrefetchDataset", "_OptionsDataset"}
@@ -67,6 +68,8 @@ _COUNTING = {
     "_ScanDataset": "scan",
     "_TakeWhileDataset": "take_while",
     "CacheDataset": "cache",
+    _WINDOW: "window",
+    _GROUP_BY_WINDOW: "group_by_window (or bucket_by_sequence_length)",
 }
 _GROUPING = {
     "_BatchDataset": "batch",
@@ -74,8 +77,8 @@ _GROUPING = {
     "_PaddedBatchDataset": "padded_batch",
     "_MapAndBatchDataset": "map_and_batch",
     "_RebatchDataset": "rebatch",
-    "_WindowDataset": "window",
-    _GROUP_BY_WINDOW: "group_by_window (or bucket_by_sequence_length)",
+    _WINDOW: _COUNTING[_WINDOW],
+    _GROUP_BY_WINDOW: _COUNTING[_GROUP_BY_WINDOW],
 }
 BATCHING = ("batch", "padded_batch", "map_and_batch", "rebatch")
 """The methods, as `grouping_method` names them, that make batches of examples."""
