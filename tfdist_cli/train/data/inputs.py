@@ -169,10 +169,31 @@ def weighted(function: DatasetFunction, class_weight: Mapping[int, float] | None
 
     The returned function raises a `UsageError` if the batches have sample weights, or several targets.
     """
-    if class_weight is None:
-        return function
-    weights = dict(class_weight)
-    return lambda shard: _with_weights(weights, function(shard))
+    return function if class_weight is None else _Weighted(function, dict(class_weight))
+
+
+def unweighted(function: DatasetFunction) -> tuple[DatasetFunction, Mapping[int, float] | None]:
+    """Returns a function without the class weights that `weighted` has added, and these weights.
+
+    The weights can then be added after other transformations of the batches, which have to see the user's own.
+    """
+    return (function.function, function.weights) if isinstance(function, _Weighted) else (function, None)
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """A dataset function with class weights, see `weighted`.
+
+    Args:
+        function: the function.
+        weights: the weight of each class.
+    """
+
+    function: DatasetFunction
+    weights: dict[int, float]
+
+    def __call__(self, shard: Shard) -> tf.data.Dataset:
+        return _with_weights(self.weights, self.function(shard))
 
 
 def _with_weights(weights: dict[int, float], dataset: Any) -> Any:

@@ -15,7 +15,7 @@ from tfdist_cli.spec.sections.updates import EmbeddingRule, Jit, LearningRate, U
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.join import ClusterContext, join, leave_together
 from tfdist_cli.train.data.comparison import check_same_arrays
-from tfdist_cli.train.data.inputs import Inputs
+from tfdist_cli.train.data.inputs import Inputs, unweighted, weighted
 from tfdist_cli.train.data.length import with_length
 from tfdist_cli.train.data.pipeline import repeated
 from tfdist_cli.train.data.shard import DatasetFunction, checked
@@ -319,7 +319,8 @@ class BatchSource:
 
     def served_batches(self, service: DataService, *, repeat: bool) -> DatasetFunction:
         """Returns the batches to train on, prepared by the cluster's data workers."""
-        return service.whole_batches(self.function, self.lengths, repeat=repeat)
+        function, class_weight = unweighted(self.function)
+        return weighted(service.whole_batches(function, self.lengths, repeat=repeat), class_weight)
 
 
 def _evaluate_checkpoints(

@@ -18,6 +18,7 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.task.data import ExampleSource
 from tfdist_cli.train.cluster.data_service.reader import DataService
 from tfdist_cli.train.cluster.data_service.server import start_server
+from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.pipeline import Pipeline
 from tfdist_cli.train.data.shard import Shard
 from tfdist_cli.train.trainer.fit import BatchSource
@@ -98,6 +99,16 @@ def test_a_resumed_run_skips_no_whole_passes_of_batches_that_were_counted(servic
     shown = read(source.served_batches(service, repeat=True)(Shard(step=7 * 10**7 + 6)), 8)
     assert [len(batch) for batch in shown] == [2, 8, 8, 8, 8, 8, 8, 2]
     assert sorted(flat(shown[1:])) == list(range(50))
+
+
+def test_batches_with_class_weights_are_put_together_again(service):
+    batches = tf.data.Dataset.range(50).map(lambda number: (number, number % 8)).shuffle(50).batch(8)
+    function = Inputs.of(lambda _: batches, class_weight={7: 2.0})
+    source = BatchSource(function.dataset_function(None, shuffle=False))
+    shown = list(source.served_batches(service, repeat=False)(Shard()).as_numpy_iterator())
+    assert [len(x) for x, _, _ in shown] == [8, 8, 8, 8, 8, 8, 2]
+    weights = {int(number): float(weight) for x, _, weights in shown for number, weight in zip(x, weights, strict=True)}
+    assert weights == {number: 2.0 if number % 8 == 7 else 1.0 for number in range(50)}
 
 
 def test_tasks_that_step_together_read_the_same_pass(service):
