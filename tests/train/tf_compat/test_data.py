@@ -249,6 +249,32 @@ def test_what_keras_makes_of_data_that_python_code_yields(monkeypatch):
     assert (length, [len(batch) for (batch,) in batches()]) == (1, [6])
 
 
+class Diagonal:
+    """What Keras takes for a sparse matrix of SciPy."""
+
+    row = col = np.arange(2)
+    data = np.ones(2, np.float32)
+    shape, dtype = (2, 2), data.dtype
+
+    def tocoo(self):
+        return self
+
+
+Diagonal.__module__ = "scipy.sparse"
+
+
+def test_a_generators_batches_are_converted_as_in_keras():
+    spec, _, batches = data.python_batches(((Diagonal(), np.zeros(2), None) for _ in range(3)), None)
+    assert [type(part) for part in spec] == [tf.SparseTensorSpec, tf.TensorSpec]
+    assert [tf.sparse.to_dense(matrix).numpy().tolist() for matrix, _ in batches()] == [[[1, 0], [0, 1]]] * 3
+
+
+def test_what_only_later_batches_have_is_not_left_out():
+    rows = np.zeros(2)
+    _, _, batches = data.python_batches(((rows, weights) for weights in (None, None, rows)), None)
+    assert [len(batch) for batch in batches()] == [1, 1, 2]
+
+
 def test_arrays_in_memory():
     x, y = np.arange(6.0), np.arange(6)
     made = tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).shuffle(3).batch(2).map(lambda batch: batch["x"])

@@ -98,6 +98,15 @@ PYTHON: dict[str, tuple[Any, dict[str, Any]]] = {
     "PyDataset and steps": (lambda: Rows(X, Y), {"steps_per_epoch": 4, "epochs": 3}),
     "PyDataset to validate": (lambda: Rows(X, Y), {"validation_data": lambda: Rows(OTHER_X, OTHER_Y)}),
     "generator": (lambda: generated(X, Y), {"steps_per_epoch": 5, "epochs": 3}),
+    "generator of no weights": (
+        lambda: ((x, y, None) for x, y in generated(X, Y)),
+        {
+            "steps_per_epoch": 5,
+            "epochs": 1,
+            "validation_steps": 3,
+            "validation_data": lambda: ((*batch, None) for batch in generated(OTHER_X, OTHER_Y)),
+        },
+    ),
     "generator to validate": (
         lambda: generated(X, Y),
         {

@@ -10,9 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import get_data_adapter, is_grain_dataset, is_torch_dataloader
+from keras.src.trainers.data_adapters import (
+    data_adapter_utils,
+    get_data_adapter,
+    is_grain_dataset,
+    is_torch_dataloader,
+)
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
@@ -542,8 +548,36 @@ def python_batches(data: Any, class_weight: Any) -> tuple[Any, int | None, Calla
     if isinstance(adapter, PyDatasetAdapter):
         return spec, adapter.num_batches, lambda: _py_dataset_batches(adapter)
     if isinstance(adapter, GeneratorDataAdapter):
-        return spec, None, adapter.generator
+        given = _without_trailing(spec, lambda part: isinstance(part, tf.OptionalSpec))
+        if any(isinstance(part, tf.OptionalSpec) for part in tf.nest.flatten(given)):
+            raise ValueError("a batch has None where it has data after it; only the last parts of a batch may be None")
+        return given, None, lambda: map(_as_tensorflow_takes_it, adapter.generator())
     return spec, adapter.num_batches, adapter.get_numpy_iterator
+
+
+def _without_trailing(parts: Any, is_none: Callable[[Any], bool]) -> Any:
+    """Returns the first parts of a tuple, without those at its end that are none."""
+    while isinstance(parts, tuple) and parts and is_none(parts[-1]):
+        parts = parts[:-1]
+    return parts
+
+
+def _as_tensorflow_takes_it(batch: Any) -> Any:
+    """Converts a generator's batch as Keras does: sparse matrices become tensors. Parts at its end may be None.
+
+    Seen in Keras 3.15.1: `GeneratorDataAdapter.get_tf_dataset`, `data_adapter_utils.is_scipy_sparse`,
+    `scipy_sparse_to_tf_sparse`, `is_jax_sparse` and `jax_sparse_to_tf_sparse`. Reason: what Keras passes to TensorFlow
+    is not published, see `python_batches`. Replace with: public data adapters.
+    """
+
+    def converted(value: Any) -> Any:
+        if data_adapter_utils.is_scipy_sparse(value):
+            return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
+        if data_adapter_utils.is_jax_sparse(value):
+            return data_adapter_utils.jax_sparse_to_tf_sparse(value)
+        return value
+
+    return keras.tree.map_structure(converted, _without_trailing(batch, lambda part: part is None))
 
 
 def _py_dataset_batches(adapter: Any) -> Iterator[Any]:

@@ -110,8 +110,10 @@ def test_class_weights_of_a_dataset():
         (lambda: (row for row in [ROWS]), {}),
         (lambda: generated(ROWS, passes=0), {}),
         (lambda: Rows(ROWS[:0]), {}),
+        (lambda: ((rows, None, rows) for (rows,) in generated(ROWS)), {}),
+        (lambda: (({"a": rows, "b": None},) for (rows,) in generated(ROWS)), {}),
     ],
-    ids=["class weights of a generator", "no tuples", "no batches", "an empty dataset"],
+    ids=["class weights of a generator", "no tuples", "no batches", "an empty dataset", "no targets", "half the input"],
 )
 def test_what_keras_does_not_take(given, more):
     with raises(UsageError, "unsupported-python-data"):
