@@ -281,7 +281,7 @@ def _wait_or_leave(environment: Environment) -> bool:
     except membership.SigtermReceived as received:
         if unreachable(chief) is None:  # otherwise the launcher ends all tasks, since the chief has exited
             emit("state", state="leaving")
-            leave = data_server.leave if task.traits.prepares_data else membership.leave
+            leave = partial(data_server.leave, chief=chief) if task.traits.prepares_data else membership.leave
             if leave(task, own, join_address):
                 emit("state", state="left")
                 _end_server(environment)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist_cli.errors import TimeoutExceeded
 from tfdist_cli.protocol.environment import Environment
 from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.strategies import may_leave
@@ -16,7 +18,7 @@ from tfdist_cli.spec.task_id import TaskId
 from tfdist_cli.train.cluster import membership
 from tfdist_cli.train.cluster.membership import LEFT
 from tfdist_cli.train.cluster.reachability import await_up
-from tfdist_cli.train.cluster.rendezvous import port_in_use
+from tfdist_cli.train.cluster.rendezvous import port_in_use, wait_until_exited
 from tfdist_cli.train.tf_compat.data import register_python
 from tfdist_cli.train.tf_compat.data_service.dispatcher import service_name
 from tfdist_cli.train.tf_compat.data_service.draining import dispatcher_config, running_tasks
@@ -69,16 +71,34 @@ def start_server(environment: Environment) -> None:
         raise port_in_use(task, own, "the port is in use") from error
 
 
-def leave(task: TaskId, own: Address, join_address: Address) -> bool:
+def leave(task: TaskId, own: Address, join_address: Address, *, chief: Address) -> bool:
     """Leaves a training, on a data worker: returns when the chief has read all examples that this task has taken.
 
     Returns:
-        False if the chief does not let it go.
+        False if the chief does not let it go, or exits before it has read them.
     """
     if not membership.leave(task, own, join_address):
         return False
     _leaving.set()
-    pause = threading.Event()
-    while running_tasks(_kept[0]):
-        pause.wait(_LOOK_SECONDS)  # TensorFlow does not announce it
+    if running_tasks(_kept[0]) and not _is_read_by(chief, task):
+        return False
     return membership.leave(task, own, join_address, asks=LEFT)
+
+
+def _is_read_by(chief: Address, task: TaskId) -> bool:
+    """Waits until all examples that a data worker has taken are read; returns False if the chief exits before.
+
+    A data worker without a dispatcher never learns that they are. The chief exits then, see `DataWorkers`.
+    """
+    gone = threading.Event()
+
+    def watch() -> None:
+        with suppress(TimeoutExceeded):  # it had exited before
+            wait_until_exited(task, chief, timeout=0)
+        gone.set()
+
+    threading.Thread(target=watch, name=f"watch-chief-of-{task}", daemon=True).start()
+    while running_tasks(_kept[0]):
+        if gone.wait(_LOOK_SECONDS):  # TensorFlow does not announce that the tasks have ended
+            return False
+    return True
