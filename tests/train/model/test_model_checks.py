@@ -1,8 +1,11 @@
 """What several workers could not train as Keras does is refused."""
 
 import pytest
+import tensorflow as tf
 
-from tests.support.compare import batches, classifier
+import tfdist_cli as tfdist
+from tests.support.codes import raises
+from tests.support.compare import batches, classes, classifier
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.model.model_checks import check_overwritten
 from tfdist_cli.train.model.train_step import ModelStep
@@ -24,3 +27,23 @@ def test_scales_that_gradients_overwrite_are_of_one_worker(mode, refused):
     with pytest.raises(TrainingError) as caught:
         check_overwritten(step)
     assert caught.value.code == "overwritten-with-gradient"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [tfdist.fit, tfdist.evaluate, lambda model, x, _: tfdist.predict(model, x)],
+    ids=["fit", "evaluate", "predict"],
+)
+def test_a_model_that_runs_eagerly_is_refused(call):
+    with raises(TrainingError, "runs-eagerly"):
+        call(classifier(run_eagerly=True), *classes())
+
+
+def test_functions_of_tensorflow_may_run_eagerly():
+    tf.config.run_functions_eagerly(True)
+    try:
+        model = classifier()
+        tfdist.fit(model, *classes())
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert int(model.optimizer.iterations) == 2

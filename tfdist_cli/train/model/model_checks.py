@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_compiled(model: Any) -> None:
-    """Checks that the model is a compiled Keras model.
+    """Checks that the model is a compiled Keras model, whose steps may be traced.
 
     Raises:
         TrainingError: it is not.
@@ -40,6 +40,22 @@ def check_compiled(model: Any) -> None:
             f"the model {model.name!r} is not compiled",
             code="model-not-compiled",
             hint="call model.compile(optimizer, loss, metrics)",
+        )
+    check_is_traced(model)
+
+
+def check_is_traced(model: keras.Model) -> None:
+    """Checks that the model's steps may be traced: attributes that callbacks change would keep the values of the trace.
+
+    Raises:
+        TrainingError: the model was compiled to run eagerly.
+    """
+    if model.run_eagerly:
+        raise TrainingError(
+            f"the model {model.name!r} is compiled with run_eagerly=True, and tfdist traces each step once",
+            code="runs-eagerly",
+            hint="compile it without run_eagerly, and keep values that callbacks change in variables: "
+            "add_weight(trainable=False)",
         )
 
 
