@@ -142,7 +142,12 @@ def counts():
     )
     scores = tfdist.evaluate(model, (X[:61], Y[:61]))
     predicted = np.asarray(model(X[:61])).argmax(axis=1)
-    return {"examples": examples, "accuracy": [scores["accuracy"], float((predicted == Y[:61]).mean())]}
+    return {
+        "examples": examples,
+        "accuracy": [scores["accuracy"], float((predicted == Y[:61]).mean())],
+        "read": {name: float(value) for name, value in model.get_metrics_result().items()},
+        "scores": scores,
+    }
 
 
 def dropout():

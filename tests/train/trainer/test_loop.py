@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import threading
+from functools import partial
 
 import keras
 import numpy as np
@@ -599,3 +600,48 @@ class SinceTheStart(keras.metrics.MeanMetricWrapper):
 
 def test_a_metric_that_resets_nothing_continues_in_the_next_epoch():
     assert_same(*train_both(lambda: classifier(metrics=[SinceTheStart()]), epochs=3))
+
+
+class MetricReader(kc.LambdaCallback):
+    """Records the results of the model's metrics in each hook."""
+
+    def __init__(self, hooks):
+        self.read = []
+        super().__init__(**{hook: partial(self._read, hook) for hook in hooks})
+
+    def _read(self, hook, *_, **__):
+        results = self.model.get_metrics_result()
+        self.read.append((hook, {name: round(float(value), 5) for name, value in results.items()}))
+
+
+EPOCH_HOOKS = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+BATCH_HOOKS = tuple(f"on_{what}_{when}" for what in ("train_batch", "test_batch", "test") for when in ("begin", "end"))
+
+
+class ReadsAllHooks(MetricReader):
+    """Reads them in hooks of evaluations and batches, too."""
+
+    def __init__(self):
+        super().__init__(EPOCH_HOOKS)
+        for hook in BATCH_HOOKS:
+            setattr(self, hook, partial(self._read, hook))
+
+
+@pytest.mark.parametrize("kind", [partial(MetricReader, EPOCH_HOOKS), ReadsAllHooks], ids=["epochs", "batches"])
+def test_metrics_are_read_in_callbacks_and_afterwards_as_in_keras(kind):
+    def read(fit, evaluate):
+        keras.utils.set_random_seed(7)
+        model, callbacks = classifier(), [kind(), kind()]
+        model.test_on_batch(*classes(9))  # Keras builds the metrics
+        fit(model, batches(), epochs=2, validation_data=VALIDATION, callbacks=callbacks[:1])
+        callbacks[0].read.append({name: round(float(value), 5) for name, value in model.get_metrics_result().items()})
+        evaluate(model, VALIDATION, callbacks=callbacks[1:])
+        callbacks[1].read.append([round(float(metric.result()), 5) for metric in model.metrics[:1]])
+        return callbacks[0].read, callbacks[1].read
+
+    plain = read(
+        lambda model, data, **given: model.fit(data, verbose=0, shuffle=False, **given),
+        lambda model, data, **given: model.evaluate(data, verbose=0, **given),
+    )
+    assert read(tfdist.fit, tfdist.evaluate) == plain
+    assert plain[0][-1]["accuracy"] > 0

@@ -142,6 +142,11 @@ def test_examples_are_counted_exactly(two):
     assert two["counts"]["accuracy"][0] == pytest.approx(two["counts"]["accuracy"][1])
 
 
+def test_metric_variables_have_what_is_reported(two):
+    assert two["counts"]["scores"]["count"] == 61
+    assert two["counts"]["read"] == pytest.approx(two["counts"]["scores"])
+
+
 def test_replicas_drop_different_units(two):
     first, second = two["dropout"]
     kept = [tuple(units) for epoch in (first, second) for units in epoch]

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.model.own_step.logs import flat_logs
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
+from tfdist_cli.train.variables.sharding import assign, parts
 
 
 class MetricTotals:
@@ -114,13 +115,25 @@ class MetricTotals:
             counted.append(tf.stack([tf.cast(each, tf.float64) for each in last]))
         return tf.concat(counted, axis=0) if counted else tf.zeros([0], tf.float64)
 
-    def logs(self) -> dict[str, Any]:
-        """Returns the result of each metric under Keras's name, the loss first: a float, or an array."""
+    def write(self) -> None:
+        """Assigns the totals to the metric variables, where callbacks and programs read them, but no step does.
+
+        Call it within the strategy's scope.
+        """
+        for variable, value in zip(self._variables, self._values(), strict=True):
+            _assign(variable, value)
+
+    def _values(self) -> list[np.ndarray]:
+        """Returns the metric variables' values after all executions."""
         parts = np.split(self._sums[: self.summed], np.cumsum(self._sizes)[:-1]) if self._sizes else []
-        totals = [
-            tf.constant((part.reshape(array.shape) + array).astype(array.dtype))
+        return [
+            (part.reshape(array.shape) + array).astype(array.dtype)
             for part, array in zip(parts, self.initial, strict=True)
         ]
+
+    def logs(self) -> dict[str, Any]:
+        """Returns the result of each metric under Keras's name, the loss first: a float, or an array."""
+        totals = [tf.constant(value) for value in self._values()]
         with keras.StatelessScope(state_mapping=list(zip(self._variables, totals, strict=True))):
             # Read within the scope: a metric may return one of its variables.
             flat_results = flat_logs(self._model.get_metrics_result())
@@ -134,3 +147,17 @@ class MetricTotals:
             results = {name: results[name] for name in names if name in results}
         flat = {name: value if value.ndim else float(value) for name, value in results.items()}
         return {"loss": flat.pop("loss"), **flat} if "loss" in flat else flat
+
+
+def _assign(variable: keras.Variable, value: np.ndarray) -> None:
+    """Assigns the value of a metric variable, which TensorFlow may sum over the replicas of this task."""
+    shards = parts(variable)
+    if len(shards) > 1:
+        assign(variable, value)
+        return
+    copies = [shards[0]]
+    if shards[0].synchronization is tf.VariableSynchronization.ON_READ:
+        copies = tf.distribute.get_strategy().experimental_local_results(shards[0])
+    copies[0].assign(value)
+    for copy in copies[1:]:
+        copy.assign(np.zeros_like(value))

@@ -185,7 +185,7 @@ class Evaluation:
         if self.needs.callbacks:
             self.engine.share_changes()
         totals = self._batch_by_batch(validation) if self.needs.each_test_batch else self._at_once(validation)
-        logs = totals.logs()
+        logs = written(self.engine, totals)
         self.callbacks.on_test_end(logs)
         return logs
 
@@ -198,6 +198,7 @@ class Evaluation:
     def _batch_by_batch(self, validation: Validation) -> MetricTotals:
         """Evaluates batch by batch, and calls the batch hooks. A callback may end the evaluation."""
         totals, done = MetricTotals(self.step, training=False), 0
+        write(self.engine, totals)
         group = BatchGroup(self.callbacks.on_test_batch_begin, self.callbacks.on_test_batch_end, self.group_size)
         for evaluate_batch in self.engine.test_steps(
             validation.data, steps=validation.steps, watch=self._watch(validation)
@@ -207,8 +208,21 @@ class Evaluation:
             totals.add(evaluate_batch())
             done += 1
             if group.is_full(done - 1):
-                group.end(done - 1, totals.logs())
+                group.end(done - 1, written(self.engine, totals))
                 if chief_requests(self.engine, self.step.model.stop_evaluating):
                     break
-        group.end(done - 1, totals.logs(), data_ended=True)
+        if group.begun:
+            group.end(done - 1, written(self.engine, totals), data_ended=True)
         return totals
+
+
+def write(engine: Engine, totals: MetricTotals) -> None:
+    """Assigns totals to the metric variables, where callbacks and the program may read them."""
+    with engine.scope():
+        totals.write()
+
+
+def written(engine: Engine, totals: MetricTotals) -> dict[str, Any]:
+    """Does the same, and returns the results of the metrics by name."""
+    write(engine, totals)
+    return totals.logs()

@@ -36,7 +36,7 @@ from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, 
 from tfdist_cli.train.trainer.config.data_length import warn_of_short_epochs
 from tfdist_cli.train.trainer.config.schedule import Schedule
 from tfdist_cli.train.trainer.config.training import OPEN_END, TrainingConfig
-from tfdist_cli.train.trainer.evaluate import Evaluation
+from tfdist_cli.train.trainer.evaluate import Evaluation, write, written
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (
     EpochPosition,
@@ -253,18 +253,7 @@ class TrainingLoop:
 
     def _epoch(self, epoch: int, position: EpochPosition) -> dict[str, float]:
         resumes = self._done > self._schedule.first_step(epoch)
-        self._callbacks.on_epoch_begin(epoch)
-        if self._is_within_epoch() and self._restore_state:
-            self._restore_state()  # saved after this epoch's `on_epoch_begin`, which has just changed it a second time
-        stops_at = sys.maxsize
-        if self._needs.callbacks:
-            self._engine.share_changes()  # callbacks may have changed some, such as the learning rate
-            if chief_requests(self._engine, self._is_stopped()):
-                stops_at = self._done + self._group_size  # Keras looks at it after the next execution
-            self._model.stop_training = False
-        self._totals.reset()
-        if resumes:
-            self._totals.add(position.totals)
+        stops_at = self._call_epoch_begin(epoch, position if resumes else None)
         self._reporter.begin_epoch()
         if not resumes:
             self._epoch_batches = 0
@@ -278,7 +267,7 @@ class TrainingLoop:
             self._train(epoch, boundary, ends_group=ends_group)
             self._save_or_terminate()
         self._model.stop_training |= self._done >= stops_at
-        logs = self._totals.logs()
+        logs = written(self._engine, self._totals)
         self._reporter.report("train", self._done, epoch + 1, logs, done=True)
         self._engine.settle(self._done)
         self._end_if_interrupted()
@@ -291,6 +280,32 @@ class TrainingLoop:
         if self._needs.callbacks:
             self._agree_to_stop()
         return logs
+
+    def _call_epoch_begin(self, epoch: int, resumed: EpochPosition | None) -> int:
+        """Resets the metrics, and calls `on_epoch_begin`.
+
+        Args:
+            epoch: the epoch.
+            resumed: the position from which the training resumes within the epoch.
+
+        Returns:
+            The step at which a callback ends the epoch; a very large one if none does.
+        """
+        self._totals.reset()
+        if resumed:
+            self._totals.add(resumed.totals)
+        if self._needs.callbacks:
+            write(self._engine, self._totals)
+        self._callbacks.on_epoch_begin(epoch)
+        if self._is_within_epoch() and self._restore_state:
+            self._restore_state()  # saved after this epoch's `on_epoch_begin`, which has just changed it a second time
+        stops_at = sys.maxsize
+        if self._needs.callbacks:
+            self._engine.share_changes()  # callbacks may have changed some, such as the learning rate
+            if chief_requests(self._engine, self._is_stopped()):
+                stops_at = self._done + self._group_size  # Keras looks at it after the next execution
+            self._model.stop_training = False
+        return stops_at
 
     def _reach(self, epoch: int) -> int:
         """Returns the global step up to which an epoch can be trained: its end, or as far as data is known to follow.
@@ -327,7 +342,7 @@ class TrainingLoop:
         self._finds_end = False
         if self._needs.each_batch and self._group.begun:
             last = self._done - 1 - self._schedule.first_step(epoch)
-            self._group.end(last, self._totals.logs(), data_ended=True)
+            self._group.end(last, written(self._engine, self._totals), data_ended=True)
             self._agree_to_stop()
         if not self._batches:
             raise TrainingError(
@@ -448,7 +463,7 @@ class TrainingLoop:
         if not (self._group.is_full(last) or self._done == boundary or self._pause.agreed()):
             return
         data_ended = self._done == self._schedule.first_step(epoch + 1)
-        self._group.end(last, self._totals.logs(), data_ended=data_ended)
+        self._group.end(last, written(self._engine, self._totals), data_ended=data_ended)
         self._agree_to_stop()
 
     def _save_or_terminate(self) -> None:
