@@ -9,7 +9,7 @@ from tests.support.tasks import program
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 CLUSTERS = {"mirrored": {"worker": 2}, "parameter servers": {"chief": 1, "ps": 2, "worker": 2}}
-SAME = {"arrays", "a dataset", "some batches", "few examples", "none", "several outputs", "after"}
+SAME = {"arrays", "a dataset", "some batches", "few examples", "none", "several outputs", "padded", "after"}
 SAME |= {"others' weights differ", "the chief's weights differ"}
 
 

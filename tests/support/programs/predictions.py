@@ -39,6 +39,18 @@ def difference(ours, kerass):
     return max(float(kinds[one.dtype.kind == "O"](one, other)) for one, other in pairs)
 
 
+def padded():
+    """How far predictions of batches are from Keras's that are padded to different lengths."""
+    with SCOPE():
+        x = keras.Input((None, 3))
+        model = keras.Model(x, layers.Dense(2)(x))
+    rows = tf.ragged.range(tf.range(1, 70) % 9 + 1)
+    batches = tf.data.Dataset.from_tensor_slices(rows).map(lambda row: tf.one_hot(row % 3, 3)).padded_batch(4)
+    ours, kerass = tfdist.predict(model, batches), model.predict(batches, verbose=0)
+    assert ours.row_splits.numpy().tolist() == kerass.row_splits.numpy().tolist()
+    return difference(ours.flat_values.numpy(), kerass.flat_values.numpy())
+
+
 class Nested(keras.callbacks.Callback):
     """Predicts at the end of an epoch."""
 
@@ -69,6 +81,7 @@ found = {
     "few examples": difference(tfdist.predict(model, X[:1]), model.predict(X[:1], verbose=0)),
     "none": len(tfdist.predict(model, batches.take(0))),
     "several outputs": difference(tfdist.predict(table, given, batch_size=2), table.predict(given, verbose=0)),
+    "padded": padded(),
     "shuffled": error,
 }
 with SCOPE():

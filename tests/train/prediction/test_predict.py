@@ -207,6 +207,40 @@ def test_tasks_take_groups_in_turn_and_can_continue_at_any(count):
     assert [batch for one in ordered for batch in one] == [tuple(range(3 * n, min(3 * n + 3, 100))) for n in range(31)]
 
 
+def padded(lengths):
+    """A model that predicts sequences, and batches of them, padded to the longest one of each batch."""
+    x = keras.Input((None, 2))
+    outputs = {"per step": layers.Dense(3)(x), "pairs": x @ keras.ops.swapaxes(x, 1, 2), "last": layers.GRU(2)(x)}
+    random = np.random.default_rng(0)
+    rows = [random.normal(size=(length, 2)).astype(np.float32) for length in lengths]
+    spec = tf.TensorSpec([None, 2])
+    data = tf.data.Dataset.from_generator(lambda: rows, output_signature=spec).padded_batch(3)
+    return keras.Model(x, outputs), data
+
+
+@pytest.mark.parametrize("lengths", [[4, 2, 1, 3, 5, 2, 2, 1], [3] * 7, [2, 3, 1]], ids=["ragged", "equal", "one"])
+def test_batches_that_are_padded_to_different_lengths_are_predicted_as_in_keras(lengths):
+    model, data = padded(lengths)
+    seen = []
+    note = keras.callbacks.LambdaCallback()
+    note.on_predict_batch_end = lambda batch, logs: seen.append((batch, logs["per step"].shape))
+    kerass = model.predict(data, verbose=0, callbacks=[note])
+    hooks, seen = seen, []
+    for given in ({}, {"callbacks": [note]}):
+        ours = tfdist.predict(model, data, **given)
+        assert ours.keys() == kerass.keys()
+        for name, expected in kerass.items():
+            found = ours[name]
+            assert type(found) is type(expected)
+            if isinstance(found, tf.RaggedTensor):
+                assert found.shape.as_list() == expected.shape.as_list()
+                for splits, own in zip(found.nested_row_splits, expected.nested_row_splits, strict=True):
+                    np.testing.assert_array_equal(splits, own)
+            one, other = (each.flat_values if isinstance(each, tf.RaggedTensor) else each for each in (found, expected))
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert seen == hooks
+
+
 class Predicts(keras.callbacks.Callback):
     """Records the hooks of a prediction, changes a weight after each batch, and ends the prediction after some."""
 

@@ -19,8 +19,9 @@ from tfdist_cli.train.model.train_step import Tensors, values
 from tfdist_cli.train.tf_compat.functions import functions_inlined
 
 _Variables = list[tuple[keras.Variable, tf.Tensor]]
-Leaves = list[np.ndarray]
-"""The predictions of some examples: an array for each output, all of the same length."""
+Leaves = list[list[np.ndarray]]
+"""The predictions of some examples: for each output one array, or, if batches may have different shapes, one of each
+batch."""
 
 
 class _Scope(Assignments):
@@ -76,9 +77,9 @@ class PredictionFunction:
         """A `tf.function` that predicts the next batches.
 
         Its arguments are an iterator, and the most batches to read, int64, shape (). Its results are the number of
-        batches that were read, int64, shape (), and each output of all their examples.
+        batches that were read, int64, shape (), and what `leaves` takes.
         """
-        specs = tf.nest.flatten(self.outputs)
+        specs = self._stored
 
         signature = [tf.data.IteratorSpec(self._input_spec), tf.TensorSpec([], tf.int64)]
 
@@ -87,7 +88,7 @@ class PredictionFunction:
             predict_batch = self._reading_once()
 
             def body(optional: Any, done: tf.Tensor, *arrays: Any) -> list[Any]:
-                predicted = tf.nest.flatten(predict_batch(optional.get_value()))
+                predicted = self._to_store(predict_batch(optional.get_value()))
                 written = [
                     each.write(tf.cast(done, tf.int32), one) for each, one in zip(arrays, predicted, strict=True)
                 ]
@@ -109,6 +110,40 @@ class PredictionFunction:
             return [done, *(_joined(each, spec, done) for each, spec in zip(arrays, specs, strict=True))]
 
         return predict
+
+    @property
+    def types(self) -> list[tf.DType]:
+        """The types of what `leaves` takes."""
+        return [spec.dtype for spec in self._stored]
+
+    def leaves(self, stored: Sequence[np.ndarray]) -> Leaves:
+        """Returns the predictions of a group of batches.
+
+        Args:
+            stored: the results of `compiled`, but for the number of batches.
+        """
+        rest = iter(stored)
+        return [
+            _divided(values, next(rest)) if _varies(spec) else [values]
+            for spec, values in zip(tf.nest.flatten(self.outputs), rest, strict=False)
+        ]
+
+    @property
+    def _stored(self) -> list[tf.TensorSpec]:
+        """What the function stores of all batches: each output; of one whose shape may vary, its values and shapes."""
+        stored = []
+        for spec in tf.nest.flatten(self.outputs):
+            shapes = tf.TensorSpec([None, spec.shape.rank], tf.int64)
+            stored += [tf.TensorSpec([None], spec.dtype), shapes] if _varies(spec) else [spec]
+        return stored
+
+    def _to_store(self, predicted: Any) -> list[tf.Tensor]:
+        """Returns what is stored of one batch."""
+        stored = []
+        for spec, each in zip(tf.nest.flatten(self.outputs), tf.nest.flatten(predicted), strict=True):
+            shape = tf.shape(each, out_type=tf.int64)[None]
+            stored += [tf.reshape(each, [-1]), shape] if _varies(spec) else [each]
+        return stored
 
     def _traced_outputs(self) -> Any:
         """Traces one batch.
@@ -154,6 +189,27 @@ class PredictionFunction:
             return predicted
 
         return predict_batch
+
+
+def _varies(spec: tf.TensorSpec) -> bool:
+    """Whether batches of an output may differ in another dimension than the first one."""
+    return not spec.shape[1:].is_fully_defined()
+
+
+def _divided(values: np.ndarray, shapes: np.ndarray) -> list[np.ndarray]:
+    """Returns the output of each batch from the values and the shapes of all."""
+    pieces = np.split(values, np.cumsum(shapes.prod(axis=1))[:-1])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def joined(arrays: Sequence[np.ndarray]) -> np.ndarray | tf.RaggedTensor:
+    """Concatenates predictions as Keras does: to a ragged tensor if they differ in another dimension than the first."""
+    shapes = np.array([array.shape[1:] for array in arrays])
+    varying = np.flatnonzero((shapes != shapes[0]).any(axis=0))
+    if not varying.size:
+        return np.concatenate(arrays)
+    ragged_rank = int(varying[-1]) + 1
+    return tf.concat([tf.RaggedTensor.from_tensor(array, ragged_rank=ragged_rank) for array in arrays], axis=0)
 
 
 def _joined(array: tf.TensorArray, spec: tf.TensorSpec, batches: tf.Tensor) -> tf.Tensor:

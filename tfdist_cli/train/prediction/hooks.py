@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.join import ClusterContext
-from tfdist_cli.train.prediction.function import Leaves
+from tfdist_cli.train.prediction.function import Leaves, joined
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.mirrored import sum_of_tasks
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_predicted_batches
@@ -85,7 +85,7 @@ class Hooks:
             leaves = next(found, None)
             if leaves is None:
                 return
-            logs = {"outputs": tf.nest.pack_sequence_as(outputs, leaves)}
+            logs = {"outputs": tf.nest.pack_sequence_as(outputs, [joined(parts) for parts in leaves])}
             call.on_predict_batch_end(first + groups.size - 1, logs)
             yield leaves
             if self._chiefs(self.model.stop_predicting):

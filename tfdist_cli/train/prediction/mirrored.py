@@ -45,11 +45,11 @@ def predict_mirrored(context: ClusterContext, model: keras.Model, groups: Groups
         with context.strategy.scope(), context.computing():
             return function.compiled(iterator, most)
 
-    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, sums, function)
-    return function.outputs, found
+    found = _alone(predicted) if groups.count == 1 else _together(predicted, index, groups, sums, function.types)
+    return function.outputs, map(function.leaves, found)
 
 
-def _alone(predicted: Callable[[], list[tf.Tensor]]) -> Iterator[Leaves]:
+def _alone(predicted: Callable[[], list[tf.Tensor]]) -> Iterator[list[np.ndarray]]:
     while True:
         batches, *leaves = predicted()
         if not int(batches):
@@ -62,10 +62,9 @@ def _together(
     index: int,
     groups: Groups,
     sums: Callable[[tf.Tensor], tf.Tensor],
-    function: PredictionFunction,
-) -> Iterator[Leaves]:
+    types: list[tf.DType],
+) -> Iterator[list[np.ndarray]]:
     """Yields the groups of all tasks, one of each in a round. All tasks have to take as many."""
-    types = [spec.dtype for spec in tf.nest.flatten(function.outputs)]
     while True:
         batches, *leaves = predicted()
         sent = [tf.io.serialize_tensor(leaf).numpy() for leaf in leaves] if int(batches) else []
@@ -85,7 +84,7 @@ def _together(
             yield _parsed(received, int(ends[task] - words[task] * WORD), lengths[task], types)
 
 
-def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DType]) -> Leaves:
+def _parsed(received: bytes, start: int, lengths: np.ndarray, types: list[tf.DType]) -> list[np.ndarray]:
     ends = start + np.cumsum(lengths)
     pieces = [received[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     return [tf.io.parse_tensor(piece, dtype).numpy() for piece, dtype in zip(pieces, types, strict=True)]

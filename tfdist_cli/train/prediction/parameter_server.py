@@ -43,7 +43,7 @@ def predict_on_workers(context: ClusterContext, model: keras.Model, groups: Grou
         function = last_or_new(model, inputs, [context.strategy, *workers_of(coordinator)], make)
         predict = function.compiled.get_concrete_function()
     streams = [Stream(workers, place, partial(_opened, groups, place), predict) for place in range(groups.count)]
-    return function.outputs, _collected(streams, groups.size)
+    return function.outputs, map(function.leaves, _collected(streams, groups.size))
 
 
 def _read(device_scope: DeviceScope, variables: Sequence[keras.Variable]) -> Tensors:
@@ -51,7 +51,7 @@ def _read(device_scope: DeviceScope, variables: Sequence[keras.Variable]) -> Ten
     return Transport(variables, device_scope=device_scope).pull().values
 
 
-def _collected(streams: Sequence[Stream], size: int) -> Iterator[Leaves]:
+def _collected(streams: Sequence[Stream], size: int) -> Iterator[list[np.ndarray]]:
     """Yields the groups in order: stream s of n has groups s, s + n, s + 2·n … Each worker predicts one ahead."""
     most = tf.constant(size, tf.int64)
     try:

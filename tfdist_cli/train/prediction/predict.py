@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, get_args
 
 import keras
@@ -18,7 +19,7 @@ from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.python_data.dataset_function import PythonData
 from tfdist_cli.train.data.python_data.sources import is_python_data
 from tfdist_cli.train.model.model_checks import check_is_traced
-from tfdist_cli.train.prediction.function import Leaves
+from tfdist_cli.train.prediction.function import Leaves, joined
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.hooks import Hooks
 from tfdist_cli.train.prediction.mirrored import predict_mirrored
@@ -55,7 +56,8 @@ def predict(
 
     Returns:
         The predictions in the order of the data, as `keras.Model.predict` returns them: an array, or several in the
-        structure of the model's outputs. The same on every task.
+        structure of the model's outputs; a `tf.RaggedTensor` if batches have been padded to different lengths. The
+        same on every task.
 
     Raises:
         UsageError: an argument is invalid, this task is an evaluator, or a callback of mirrored workers calls it.
@@ -130,6 +132,6 @@ def _build(context: ClusterContext, model: keras.Model, input_spec: Any) -> None
 def _whole(outputs: Any, groups: list[Leaves]) -> Any:
     """Returns all predictions in the structure of the outputs."""
     specs = tf.nest.flatten(outputs)
-    none = [np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
-    columns = zip(*groups, strict=True) if groups else [(each,) for each in none]
-    return tf.nest.pack_sequence_as(outputs, [np.concatenate(column) for column in columns])
+    none = [[np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)] for spec in specs]
+    columns = zip(*(groups or [none]), strict=True)
+    return tf.nest.pack_sequence_as(outputs, [joined([*chain.from_iterable(column)]) for column in columns])
