@@ -26,6 +26,8 @@ LOSSES = (
 )
 CALLBACKS = (
     "annealing",
+    "a training that resumes",
+    "metrics in hooks",
     "averages in the place of weights",
     "averages after each epoch",
     "other weights to score",

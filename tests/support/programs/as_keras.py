@@ -8,7 +8,9 @@ a CASE all cases are trained.
 
 import json
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -192,6 +194,55 @@ def annealed():
         model = compiled(Annealed())
         model.build((None, 3))
     return found(model, fit(model, X, Y, callbacks=[Anneal(model)]))
+
+
+class Raises(keras.callbacks.Callback):
+    """Raises the weight of the loss in each epoch."""
+
+    def on_train_begin(self, logs=None):
+        self.model.share.assign(0.0)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.share.assign_add(0.3)
+
+
+def resumed():
+    """A training; on a cluster one that resumes within its second epoch, on a chief that has the checkpoints alone."""
+    folder = Path("resumes" if tfdist.is_chief() else "nowhere")
+    given = {"checkpoints": tfdist.Checkpoints(folder, every_steps=1, keep=9)} if IN_CLUSTER else {}
+    for kept in (4, 9)[not IN_CLUSTER :]:
+        keras.utils.set_random_seed(11)
+        with tfdist.scope():
+            model = compiled(Annealed())
+            model.build((None, 3))
+        history = fit(model, X, Y, callbacks=[Raises()], **given)
+        for later in sorted(folder.glob("step-*"))[kept:]:
+            shutil.rmtree(later)
+    return found(model, history)
+
+
+class Reads(keras.callbacks.Callback):
+    """Reads the metrics of the model in its hooks."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.set_model(model)
+        self.read = []
+
+    def note(self, *_, **__):
+        self.read.append([float(value) for value in self.model.get_metrics_result().values()])
+
+    on_epoch_end = on_train_batch_end = on_test_begin = on_test_end = note
+
+
+def read():
+    with tfdist.scope():
+        model = compiled(linear(), metrics=["mae", keras.metrics.R2Score()])
+    model.test_on_batch(X[:5], Y[:5])  # Keras builds the metrics
+    reads = Reads(model)
+    history = fit(model, X, Y, callbacks=[reads], validation_data=(X, Y))
+    reads.note()
+    return {**found(model, history), "read": reads.read}
 
 
 class Shifts(keras.callbacks.Callback):
@@ -419,6 +470,8 @@ CASES = {
     "distillation": distilled,
     "float16": float16,
     "annealing": annealed,
+    "a training that resumes": resumed,
+    "metrics in hooks": read,
     "averages in the place of weights": lambda: averaged(keras.callbacks.SwapEMAWeights()),
     "averages after each epoch": lambda: averaged(keras.callbacks.SwapEMAWeights(swap_on_epoch=True)),
     "other weights to score": lambda: averaged(Shifts()),

@@ -140,6 +140,54 @@ def test_epochs_of_another_length(uninterrupted, tmp_path):
     assert model.history.epoch == [0, 1, 3]  # two epochs of 8 steps; the fourth one of 6
 
 
+class Weighted(keras.layers.Layer):
+    """Adds a loss whose weight callbacks assign."""
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(), trainable=False, initializer="ones")
+
+    def call(self, x):
+        self.add_loss(self.weight * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class Anneals(kc.Callback):
+    """Raises the weight of a loss from 0 by 0.1 in each epoch, and halves the learning rate."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def on_train_begin(self, logs=None):
+        self.model.layers[-2].weight.assign(0.0)
+        self.model.optimizer.learning_rate = 0.01
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[-2].weight.assign_add(0.1)
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 0.5
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.noted.append(round(float(self.model.layers[-2].weight), 5))
+
+
+@pytest.mark.parametrize("step", [8, 11])  # after an epoch, and within one
+def test_variables_that_callbacks_assign_are_resumed(step, tmp_path):
+    def annealed(folder):
+        keras.utils.set_random_seed(7)
+        model, callback = classifier(keras.layers.Dense(4, "relu"), Weighted()), Anneals()
+        checkpoints = Checkpoints(folder, every_steps=1, keep=99)
+        tfdist.fit(model, HARMFUL.take(4), epochs=4, callbacks=[callback], checkpoints=checkpoints)
+        return model, callback
+
+    whole, callback = annealed(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole" / f"step-{step:08d}", tmp_path / "rest" / f"step-{step:08d}")
+    again, other = annealed(tmp_path / "rest")
+    assert callback.noted == other.noted == [0.1, 0.2, 0.3, 0.4]
+    assert difference(whole.variables, again.variables) == 0
+    assert difference(whole.optimizer.variables, again.optimizer.variables) == 0
+    assert again.history.history == whole.history.history
+
+
 class RecordEpochs(kc.Callback):
     """Writes to a file which epochs have ended; copies the run at the beginning of the second epoch."""
 

@@ -40,9 +40,9 @@ from tfdist_cli.train.trainer.evaluate import Evaluation, write, written
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (
     EpochPosition,
+    RestoredValues,
     StartPoint,
     batches_per_step,
-    chiefs_learning_rates,
     epoch_position,
     restore_process_state,
     steps_of_now,
@@ -102,7 +102,8 @@ class TrainingLoop:
         """Global steps done, epochs whose end is recorded, and batches of the data that were trained on: in all epochs,
         and in the one that is not complete."""
         self._start = StartPoint()
-        self._restore_state: Callable[[], None] | None = None
+        self._restores: list[Callable[[], None]] = []
+        """What restores the state that a checkpoint within an epoch has, after this epoch's `on_epoch_begin`."""
         self._callbacks = keras.callbacks.CallbackList(
             list(config.callbacks) if engine.is_chief else [],
             add_history=True,
@@ -188,8 +189,10 @@ class TrainingLoop:
 
     def _begin(self, start: StartPoint) -> EpochPosition:
         """Calls `on_train_begin`, restores the state of callbacks if the training resumes, and opens the data."""
-        rates = chiefs_learning_rates(self._engine, self._model)
+        restored = RestoredValues(self._engine, self._step) if start.checkpoint else None
         self._callbacks.on_train_begin()
+        if restored:
+            restored.assign()
         self._write_graphs()
         self._states = CallbackStates(self._callbacks.callbacks)
         position = epoch_position(self._engine, start, self._schedule, self._states.names, self._totals.size)
@@ -207,12 +210,12 @@ class TrainingLoop:
         self._epoch_batches = state.epoch_batches
         self._reporter.begin(self._done, position.recorded, state.local_steps)
         self._engine.resume_workers(state.worker_steps)
-        if checkpoint := start.checkpoint:
-            self._restore_state = partial(
-                restore_process_state, self._engine, checkpoint, self._model, self._states, rates
-            )
-            if not self._is_within_epoch():
-                self._restore_state()
+        if start.checkpoint and restored:
+            restore_state = partial(restore_process_state, start.checkpoint, self._states)
+            if self._is_within_epoch():
+                self._restores = [restore_state, restored.assign]
+            else:
+                restore_state()
         self._engine.share_changes()  # of the state that was restored
         self._policy.after_resume(epoch_complete=self._is_epoch_complete())
         return position
@@ -297,11 +300,14 @@ class TrainingLoop:
         if self._needs.callbacks:
             write(self._engine, self._totals)
         self._callbacks.on_epoch_begin(epoch)
-        if self._is_within_epoch() and self._restore_state:
-            self._restore_state()  # saved after this epoch's `on_epoch_begin`, which has just changed it a second time
+        for restore in self._restores:  # what `on_epoch_begin` has just changed for the second time
+            restore()
+        self._restores.clear()
         stops_at = sys.maxsize
         if self._needs.callbacks:
-            self._engine.share_changes()  # callbacks may have changed some, such as the learning rate
+            # Callbacks may have changed some, such as the learning rate. What was restored differs in few.
+            share = self._engine.share_variables if resumed else self._engine.share_changes
+            share()
             if chief_requests(self._engine, self._is_stopped()):
                 stops_at = self._done + self._group_size  # Keras looks at it after the next execution
             self._model.stop_training = False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.protocol.records import emit
@@ -17,10 +19,10 @@ from tfdist_cli.train.checkpoint.files.state import StoredCheckpoint, TrainingSt
 from tfdist_cli.train.checkpoint.store import CheckpointFolder
 from tfdist_cli.train.data.shard import empty_shard
 from tfdist_cli.train.engine.base import Engine
-from tfdist_cli.train.model.train_step import ModelStep, values
-from tfdist_cli.train.optimizers.apply import learning_rates
+from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.trainer.config.schedule import Schedule
 from tfdist_cli.train.trainer.config.training import OPEN_END, Counting, TrainingConfig, steps_of_epochs
+from tfdist_cli.train.variables.sharding import parts
 
 log = logging.getLogger("tfdist")
 
@@ -229,28 +231,43 @@ def _would_have_reached(state: TrainingState, schedule: Schedule) -> bool:
     return state.stopped > 0 and epochs >= (schedule.total - schedule.origin) / schedule.steps_per_epoch
 
 
-def chiefs_learning_rates(engine: Engine, model: keras.Model) -> list[float]:
-    """Returns, on the chief, the optimizer's learning rates that are variables."""
-    return [float(value.numpy()) for value in values(learning_rates(model.optimizer))] if engine.is_chief else []
+class RestoredValues:
+    """What was restored of the variables that hooks of callbacks assign: the model's state, and optimizers' scalars.
 
-
-def restore_process_state(
-    engine: Engine, checkpoint: StoredCheckpoint, model: keras.Model, states: CallbackStates, rates: list[float]
-) -> None:
-    """Restores what is not a variable of the model: callbacks, random number generators and the learning rate.
+    `on_train_begin` assigns them once more in a launch that resumes, and `on_epoch_begin` within an epoch. Each value
+    is held on the device of its variable, and shares its memory until one of them assigns the variable.
 
     Args:
         engine: runs the steps.
+        step: the model, restored.
+    """
+
+    def __init__(self, engine: Engine, step: ModelStep) -> None:
+        self._engine = engine
+        scalars = [variable for variable in step.optimizer_variables if len(variable.shape) == 0]
+        self._values: list[tuple[Any, tf.Tensor]] = []
+        with engine.scope():
+            for part in itertools.chain.from_iterable(map(parts, [*step.state, *scalars])):
+                with tf.device(part.device):
+                    self._values.append((part, tf.convert_to_tensor(part)))
+
+    def assign(self) -> None:
+        """Assigns the values again."""
+        with self._engine.scope():
+            for part, value in self._values:
+                with tf.device(part.device):
+                    part.assign(value)
+
+
+def restore_process_state(checkpoint: StoredCheckpoint, states: CallbackStates) -> None:
+    """Restores what is not a variable of the model: callbacks and random number generators.
+
+    Args:
         checkpoint: the checkpoint.
-        model: the model, restored.
         states: the callbacks; their `on_train_begin` was called.
-        rates: the learning rates that were restored with the model: `on_train_begin` may have changed them since.
     """
     states.restore(checkpoint.state.callbacks, checkpoint.arrays())
     restore_random_states(checkpoint.state.random)
-    with engine.scope():
-        for variable, rate in zip(learning_rates(model.optimizer), rates, strict=False):  # no rates but on the chief
-            variable.assign(rate)
 
 
 def _restore(folder: CheckpointFolder, step: ModelStep) -> StoredCheckpoint | None:
