@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 
@@ -14,7 +15,7 @@ from keras import layers
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
-from tests.support.compare import BATCH, batches, classes, classifier, difference
+from tests.support.compare import BATCH, FEATURES, batches, classes, classifier, difference
 from tfdist_cli import Checkpoints
 from tfdist_cli.errors import ResultNotSaved, TrainingError
 from tfdist_cli.spec.sections.updates import ShardRule
@@ -289,6 +290,46 @@ def test_a_checkpoint_of_another_model_is_an_error(given, code, named, trained, 
     with raises(TrainingError, code) as caught:
         train(tmp_path, 17, model=build(**given))
     assert all(each in caught.value.message for each in named), caught.value
+
+
+def three_layers(frozen, optimizer="adam"):
+    hidden = [layers.Dense(FEATURES, name=name) for name in "abc"]
+    model = keras.Sequential([keras.Input((FEATURES,)), *hidden], name="three")
+    for layer in hidden:
+        layer.trainable = layer.name != frozen
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    step = ModelStep(model)
+    step.build(batches().element_spec)
+    return step
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_weights_are_not_restored_into_the_layer_that_is_trained_instead(optimizer, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(three_layers("a"), TrainingState(1, 0))
+    with raises(TrainingError, "checkpoint-of-another-model") as caught:
+        folder.restore(folder.find(1), three_layers("b"), optimizer=optimizer)
+    assert re.findall(r"[abc]/\w+", caught.value.message) == ["b/kernel", "a/kernel"]
+
+
+@pytest.mark.parametrize("saved", ["", "c"])
+def test_the_same_variables_in_another_group_are_another_model(saved, tmp_path):
+    """The groups have the same variables, one after the other, and SGD has none of its own."""
+    folder = CheckpointFolder(tmp_path)
+    folder.save(three_layers(saved, "sgd"), TrainingState(1, 0))
+    for frozen in ("", "c"):
+        refused = raises(TrainingError, "checkpoint-of-another-model") if frozen != saved else contextlib.nullcontext()
+        with refused:
+            folder.restore(folder.find(1), three_layers(frozen, "sgd"))
+
+
+def test_layers_without_names_of_their_own_are_restored_by_their_order(tmp_path):
+    step, again = built(), built()
+    assert [each.path for each in step.parameters] != [each.path for each in again.parameters]
+    folder = CheckpointFolder(tmp_path)
+    folder.save(step, TrainingState(1, 0))
+    folder.restore(folder.find(1), again)
+    assert difference(step.parameters, again.parameters) == 0
 
 
 def test_an_evaluator_needs_no_optimizer(trained):

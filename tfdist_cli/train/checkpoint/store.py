@@ -45,7 +45,14 @@ from tfdist_cli.train.checkpoint.files.state import (
     sealed,
     verify,
 )
-from tfdist_cli.train.checkpoint.tensors import VARIABLES, ReadPiece, read_live, write_variables
+from tfdist_cli.train.checkpoint.tensors import (
+    VARIABLES,
+    ReadPiece,
+    named_variables,
+    names_in,
+    read_live,
+    write_variables,
+)
 from tfdist_cli.train.checkpoint.uploads import Report
 from tfdist_cli.train.layers.changed_rows import ChangedRows
 from tfdist_cli.train.layers.dynamic_tables import forget_changes
@@ -254,14 +261,12 @@ class CheckpointFolder:
             TrainingError: it is a checkpoint of another model or optimizer.
         """
         state = checkpoint.state
-        saved = [(dtype, tuple(shape)) for _, dtype, shape in state.shapes]
         resized = rows_of_resized(step, state.shapes)
         shapes = shapes_before(step, resized)
-        wanted = [(dtype, tuple(shape)) for _, dtype, shape in shapes]
-        count = len(step.parameters) + len(step.saved_state)
-        if (saved if optimizer else saved[:count]) != (wanted if optimizer else wanted[:count]):
+        count = None if optimizer else len(step.parameters) + len(step.saved_state)
+        if difference := _difference(state.shapes[:count], shapes[:count]) or _moved(checkpoint, step):
             raise TrainingError(
-                f"{checkpoint.location} is a checkpoint of another model: {_difference(state.shapes, shapes)}",
+                f"{checkpoint.location} is a checkpoint of another model: {difference}",
                 code="checkpoint-of-another-model",
                 hint="set another checkpoint.dir, or train with the model and optimizer that the checkpoint is of",
             )
@@ -391,7 +396,28 @@ def _shapes(step: ModelStep) -> list[list[Any]]:
 
 
 def _difference(saved: list[list[Any]], wanted: list[list[Any]]) -> str:
+    """Returns the first difference between the types and shapes of variables; empty if there is none."""
     for (path, dtype, shape), (own, own_dtype, own_shape) in zip(saved, wanted, strict=False):
-        if (dtype, shape) != (own_dtype, own_shape):
+        if (dtype, tuple(shape)) != (own_dtype, tuple(own_shape)):
             return f"its {path} is {dtype} {tuple(shape)}, the model's {own} is {own_dtype} {tuple(own_shape)}"
-    return f"it has {len(saved)} variables, and the model and its optimizer have {len(wanted)}"
+    if len(saved) != len(wanted):
+        return f"it has {len(saved)} variables, and the model and its optimizer have {len(wanted)}"
+    return ""
+
+
+def _moved(checkpoint: StoredCheckpoint, step: ModelStep) -> str:
+    """Returns which variable has another place in the checkpoint, since other ones are trained; empty if none has.
+
+    Layers without names of their own have other paths each time that a process builds the model. So the paths of all
+    variables are those of the checkpoint, or none are compared.
+    """
+    named = list(named_variables(step, optimizer=False))
+    own = [variable.path for _, variable in named]
+    saved = [path for path, *_ in checkpoint.state.shapes[: len(own)]]
+    if sorted(saved) == sorted(own):
+        for path, other in zip(saved, own, strict=True):
+            if path != other:
+                return f"its {path} has the place of the model's {other}"
+    names = names_in(checkpoint.path / VARIABLES)
+    moved = [variable.path for name, variable in named if name not in names]
+    return f"the model's {moved[0]} is trained in one of them only" if moved else ""

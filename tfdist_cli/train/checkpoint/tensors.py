@@ -242,6 +242,11 @@ def read_entries(prefix: Path, variables: Iterable[tuple[str, keras.Variable]]) 
             await_writes({entry.piece.device for entry in batch})
 
 
+def names_in(prefix: Path) -> set[str]:
+    """Returns the names of all variables in files."""
+    return set(tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map())
+
+
 def restored(prefix: Path, wanted: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
     """Reads tensors by their names, slices and types."""
     names, slices, dtypes = zip(*wanted, strict=True)
