@@ -145,14 +145,14 @@ FASTER_WITH_XLA = frozenset(
     }
 )
 """The sides of the grid that train faster with XLA (see `tuning`): `model:placement` of tfdist, `model:keras_batch`."""
-FASTER_WITH_XLA_THAN_WITH_AVX2 = frozenset({"mlp_large:ps_async", "mlp_large:ps_sync", "mlp_large:mirrored"})
-"""Those that do only where TensorFlow does not use oneDNN by default: its kernels with AVX-512 are faster than XLA's."""
+FASTER_WITH_XLA_WITHOUT_AVX512 = frozenset({"mlp_large:ps_async", "mlp_large:ps_sync", "mlp_large:mirrored"})
+"""Those that do where TensorFlow does not use oneDNN by default: with AVX-512, its kernels are faster than XLA's."""
 FASTER_WITH_EIGEN = ("two_tower:*", "wide_deep:ps_*", "wide_deep:single", "mlp_large:keras_*")
 """Patterns of those that train faster without oneDNN. tf_keras is `model:tf_keras`."""
 
 
 def _xla(side: str) -> bool:
-    return side in FASTER_WITH_XLA or (side in FASTER_WITH_XLA_THAN_WITH_AVX2 and not onednn_by_default())
+    return side in FASTER_WITH_XLA or (side in FASTER_WITH_XLA_WITHOUT_AVX512 and not onednn_by_default())
 
 
 def _onednn(side: str) -> bool:
