@@ -200,5 +200,6 @@ def test_another_worker_continues_a_share_whose_begin_is_gone(monkeypatch):
     data = rows.buffered()
     assert len(list(data(Shard(0, 2, 0)))) == 8
     data.forget(10)
-    left = engine._iterator(data, Shard(1, 2, 1), ends=True, skip=5)
-    assert [float(x[0, 0]) for (x,) in left] == POWERS[11::2, 0].tolist()
+    for done, skip in ((0, 5), (5, 0), (4, 1)):
+        left = engine._iterator(data, Shard(1, 2, 1, done), ends=True, skip=skip)
+        assert [float(x[0, 0]) for (x,) in left] == POWERS[11::2, 0].tolist()

@@ -646,7 +646,7 @@ def _iterator(data: DatasetFunction, shard: Shard, *, ends: bool = False, skip: 
     """
     by_chief = isinstance(data, PythonData)
     with tf.device(CHIEF_DEVICE) if by_chief else nullcontext():
-        dataset = checked(data, replace(shard, step=skip) if by_chief else shard)
+        dataset = checked(data, replace(shard, step=shard.step + skip) if by_chief else shard)
         iterator = iter(dataset.skip(skip) if skip and not by_chief else dataset)
     if not ends and calls_python(dataset):
         _kept_open.append(iterator)
