@@ -60,7 +60,7 @@ def _table(title: str, rows: int, tables: int = 1, **layer: Any) -> Size:
 
 
 SIZES = {
-    "mlp": Size("MLP 784-500-500-10, batch 64", "mlp", 64, ps=2, widths=(500, 500)),
+    "mlp": Size("MLP 784-500-500-10, batch 64", "mlp", 64, widths=(500, 500)),
     "mlp_large": Size("MLP 784-1024-1024-10, batch 256", "mlp", 256, steps=40, widths=(1024, 1024)),
     "mlp_deep": Size(
         "MLP 784-6 × 1024-10, batch 256", "mlp", 256, steps=20, steps_per_execution=10, widths=(1024,) * 6
@@ -86,7 +86,6 @@ SIZES = {
         "two-tower, Zipf ids, tables 300k and 100k × 16, batch 512",
         "two_tower",
         512,
-        ps=2,
         widths=(64, 32),
         rows=(300_000, 100_000),
         width=16,
@@ -97,7 +96,6 @@ SIZES = {
         256,
         steps=40,
         steps_per_execution=4,
-        ps=2,
         widths=(256, 128),
         rows=(20_000,) * 26,
         width=16,

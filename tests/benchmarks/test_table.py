@@ -27,8 +27,8 @@ def test_rounds_without_a_pair_are_refused(ours, peer):
         Comparison(ours, peer)
 
 
-OURS = "`tfdist.fit` [1 chief, 2 ps, 2 workers; batch 64; 20 steps an execution; float32; oneDNN]"
-TF_KERAS = "tf_keras `Model.fit` [1 chief, 2 ps, 2 workers; batch 64; 20 steps an execution; float32; oneDNN]"
+OURS = "`tfdist.fit` [1 chief, 1 ps, 2 workers; batch 64; 20 steps an execution; float32; oneDNN]"
+TF_KERAS = "tf_keras `Model.fit` [1 chief, 1 ps, 2 workers; batch 64; 20 steps an execution; float32; oneDNN]"
 KERAS = (
     "Keras 3 `Model.fit`, one process [1 process, both cores; batch 64; 20 steps an execution; float32; XLA; oneDNN]"
 )
