@@ -62,7 +62,7 @@ def test_kubernetes_is_rendered_and_not_launched(tfdist, mirrored):
     assert "kind: JobSet" in rendered.out
     refused = tfdist("launch", str(mirrored), "--on", "kubernetes", "--", "true")
     assert refused.code == 2
-    assert "kubectl apply -f" in refused.err
+    assert "kubectl apply --server-side -f" in refused.err
 
 
 def test_compose(tfdist, mirrored):

@@ -19,7 +19,7 @@ from tfdist_cli.protocol.environment import RUN_URL
 EXAMPLES = (
     "tfdist render cluster.yaml",
     "tfdist render cluster.yaml --to compose --output compose.yaml",
-    "tfdist render cluster.yaml --to kubernetes | kubectl apply -f -",
+    "tfdist render cluster.yaml --to kubernetes | kubectl apply --server-side -f -",
     "tfdist render cluster.yaml --to kubernetes --run-dir s3://bucket/runs/digits --output job.yaml",
 )
 

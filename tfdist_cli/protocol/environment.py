@@ -31,6 +31,8 @@ JOIN_ADDRESS = "TFDIST_JOIN_ADDRESS"
 """Where the chief takes workers that join a running training, and those that leave it."""
 MAX_WORKERS = "TFDIST_MAX_WORKERS"
 MAX_DATA_WORKERS = "TFDIST_MAX_DATA_WORKERS"
+LEAVE_CODE = "TFDIST_LEAVE_CODE"
+"""The exit code of a task that has left a running training on SIGTERM: 0 unless its scheduler would not replace it."""
 DEFAULT_START_TIMEOUT = 120.0
 
 
@@ -59,6 +61,7 @@ class Environment:
         join_address: where the chief takes workers that join and leave; None if it takes none.
         max_workers: the most workers that it takes; 0 if it takes none.
         max_data_workers: the most data workers that there may be; 0 if there will not be more than at the start.
+        leave_code: the exit code when this task has left the training.
         communication: how mirrored workers sum their gradients.
         phases: whether to time each phase of a step, for `tfdist bench`.
         builds_first: whether a training begins with the functions of the long run, for `tfdist bench`.
@@ -72,6 +75,7 @@ class Environment:
     join_address: Address | None = None
     max_workers: int = 0
     max_data_workers: int = 0
+    leave_code: int = 0
     phases: bool = False
     builds_first: bool = False
     gpus: int = 0
@@ -98,6 +102,7 @@ class Environment:
             join_address=_join_address(environ.get(JOIN_ADDRESS)),
             max_workers=_count(MAX_WORKERS, environ.get(MAX_WORKERS), "a number of workers"),
             max_data_workers=_count(MAX_DATA_WORKERS, environ.get(MAX_DATA_WORKERS), "a number of data workers"),
+            leave_code=_count(LEAVE_CODE, environ.get(LEAVE_CODE), "an exit code"),
             phases=environ.get(WATCH) == "1",
             builds_first=environ.get(BUILD_FIRST) == "1",
             gpus=_gpus(environ.get(GPUS)),

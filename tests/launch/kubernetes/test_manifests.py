@@ -328,11 +328,23 @@ def test_restarts_in_a_jobset():
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 3
     assert [rule["action"] for rule in jobset["spec"]["failurePolicy"]["rules"]] == ["FailJobSet"]
     assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["chief", "evaluator"]
-    [fail] = jobs["ps"]["podFailurePolicy"]["rules"]
-    assert fail["onExitCodes"]["values"] == [2, 137]
-    assert [rule["action"] for rule in jobs["worker"]["podFailurePolicy"]["rules"]] == ["Ignore", "FailJob"]
+    policies = {name: job["podFailurePolicy"]["rules"] for name, job in jobs.items()}
+    assert {name: [rule["action"] for rule in rules] for name, rules in policies.items()} == {
+        "chief": ["Count", "FailJob"],
+        "worker": ["Ignore", "FailJob"],
+        "ps": ["Count", "FailJob"],
+        "evaluator": ["Ignore", "FailJob"],
+    }
+    assert policies["ps"][1]["onExitCodes"]["values"] == [2, 137]
     [*_, bare] = objects("jobset", command=("true",))
     assert bare["spec"]["failurePolicy"]["maxRestarts"] == 0
+
+
+@pytest.mark.parametrize(("kind", "code"), [("jobset", "143"), ("plain", "143"), ("tfjob", "143"), ("pods", None)])
+def test_a_worker_that_leaves_does_not_count_as_complete_where_its_pod_is_replaced(kind, code):
+    template = next(each for name, each in pods(objects(kind)).items() if "worker" in name)
+    [container] = template["spec"]["containers"]
+    assert {each["name"]: each.get("value") for each in container["env"]}.get("TFDIST_LEAVE_CODE") == code
 
 
 def test_restarts_in_a_tfjob():

@@ -110,6 +110,8 @@ def test_a_job_ends_with_its_chief(run):
     assert {(event.task, event.code) for event in outcome.of(Exited)[1:]} == {(WORKER, 143), (PS, 143)}
     assert "done" in outcome.lines(stream=None)
     assert RecordReceived(CHIEF, {"kind": "state", "state": "training"}) in outcome.events
+    stopped = [call for call in outcome.calls if call.startswith("delete pod ") and "--force" not in call]
+    assert [call.rpartition(" ")[2] for call in stopped] == 2 * ["--grace-period=3600"], "as long as the launcher waits"
     assert outcome.calls[-1].split()[:2] == ["delete", "pods,services,configmaps,networkpolicies"]
 
 
@@ -173,7 +175,7 @@ def test_the_reason_why_a_pod_does_not_start_is_shown_once(run, problem, reason)
     assert "it-worker-0-2" in line
     assert outcome.state.exit_code == 143
     deleted = [call.split() for call in outcome.calls if call.startswith("delete pod ")]
-    assert any(call[-1] == "it-worker-0-2" and "--force" not in call for call in deleted)
+    assert any("it-worker-0-2" in call and "--force" not in call for call in deleted)
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ class KubernetesLauncher(RemoteAddresses):
             raise UsageError(
                 f"`launch` does not start a {kind}: Kubernetes starts and restarts its pods",
                 code="kind-not-launchable",
-                hint="`tfdist render CLUSTER --to kubernetes --output job.yaml`, then `kubectl apply -f job.yaml`; or "
-                "--set kubernetes.kind=pods, which `launch` starts",
+                hint="`tfdist render CLUSTER --to kubernetes --output job.yaml`, then `kubectl apply --server-side -f "
+                "job.yaml`; or --set kubernetes.kind=pods, which `launch` starts",
             )
         kubectl = shutil.which("kubectl")
         if kubectl is None:

@@ -188,11 +188,13 @@ def _failure_policy(*, ignore_disruptions: bool) -> Manifest:
     """Returns the policy that fails the job on exit codes that a restart cannot avoid.
 
     Args:
-        ignore_disruptions: whether an evicted or preempted pod is replaced without counting as a failure.
+        ignore_disruptions: whether an evicted or preempted pod is replaced without counting as a failure. Otherwise it
+            counts as one, also if it was killed: the first rule that matches decides.
     """
-    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    action = "Ignore" if ignore_disruptions else "Count"
+    disrupted = {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     codes = {"containerName": CONTAINER, "operator": "In", "values": [int(ExitCode.USAGE), KILLED]}
-    return {"rules": [*([disrupted] if ignore_disruptions else ()), {"action": "FailJob", "onExitCodes": codes}]}
+    return {"rules": [disrupted, {"action": "FailJob", "onExitCodes": codes}]}
 
 
 def _deciding(plan: Plan) -> list[Role]:

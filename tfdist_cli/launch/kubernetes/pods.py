@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from tfdist_cli.launch.object_names import label
 from tfdist_cli.plan.plan import RECIPE_FILE, Plan
-from tfdist_cli.protocol.environment import RUN_DIR
+from tfdist_cli.protocol.environment import LEAVE_CODE, RUN_DIR
 from tfdist_cli.spec.address import DEFAULT_PORT
 from tfdist_cli.spec.roles import Role
 from tfdist_cli.spec.sections.kubernetes import Kubernetes
@@ -75,8 +76,13 @@ def role_argv(plan: Plan, role: Role, index: str | None) -> list[str]:
 
 
 def environment(plan: Plan, task: TaskId) -> dict[str, str]:
-    """Returns a task's planned variables, with the run directory of the pods."""
-    return {**plan[task].env, RUN_DIR: str(RUNS / job_name(plan))}
+    """Returns a task's planned variables, with the run directory of the pods.
+
+    A pod that exits with 0 is complete, and Kubernetes does not replace it. So a worker that leaves, since its node is
+    drained for example, exits as if SIGTERM had ended it.
+    """
+    leaves = {} if settings(plan).kind == "pods" else {LEAVE_CODE: str(128 + signal.SIGTERM)}
+    return {**plan[task].env, **leaves, RUN_DIR: str(RUNS / job_name(plan))}
 
 
 def as_env(variables: Mapping[str, str]) -> list[Manifest]:

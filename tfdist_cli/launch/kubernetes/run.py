@@ -33,6 +33,9 @@ _EXIT_SECONDS = 3.0
 """Seconds in which a pod may exit after the first one, before it is deleted: until then its exit code is available."""
 _DELETE = ("delete", "pod", "--wait=false", "--ignore-not-found")
 _IMMEDIATELY = ("--grace-period=0", "--force")
+_WITHOUT_HURRY = ("--grace-period=3600",)
+"""The launcher deletes a pod immediately that has not ended after `--shutdown-timeout`. That may be longer than the
+period of the pod."""
 _CHUNK = 64 * 1024
 _SCHEDULING = "PodScheduled"
 _WATCHES = 5
@@ -240,7 +243,7 @@ class PodsRun:
                 await asyncio.wait_for(self._exited[name].wait(), _EXIT_SECONDS)
                 return
         self._deleted.add(name)
-        await self._call(*_DELETE, name, *(_IMMEDIATELY if stop_signal is StopSignal.KILL else ()))
+        await self._call(*_DELETE, name, *(_IMMEDIATELY if stop_signal is StopSignal.KILL else _WITHOUT_HURRY))
 
     async def _call(self, *arguments: str, stdin: str = "") -> tuple[int, str]:
         """Calls kubectl, and returns its exit code and the last line of its stderr."""

@@ -284,7 +284,7 @@ def _wait_or_leave(environment: Environment) -> bool:
             leave = partial(data_server.leave, chief=chief) if task.traits.prepares_data else membership.leave
             if leave(task, own, join_address):
                 emit("state", state="left")
-                _end_server(environment)
+                _end_server(environment, environment.leave_code)
         membership.end_by_sigterm(received.number)
         raise
 
