@@ -1,14 +1,16 @@
 """Allocating the cores and GPUs of machines."""
 
+import math
 import os
 import re
 from dataclasses import replace
 
 import pytest
 
+import tfdist_cli.plan.machine as machine_module
 from tests.support.codes import raises
 from tfdist_cli.errors import UsageError
-from tfdist_cli.plan.machine import Machine, _core_ids, _memory
+from tfdist_cli.plan.machine import Machine, _core_ids, _memory, _quota
 from tfdist_cli.plan.resources import ALL_GPUS, allocate
 from tfdist_cli.spec.sections.cluster import Cluster
 from tfdist_cli.spec.sections.resources import MIN_INTER_OP_THREADS
@@ -243,6 +245,22 @@ def test_a_container_has_less_memory_than_its_machine(tmp_path):
     (tmp_path / "limit").write_text("100000000\n")
     assert _memory((tmp_path / "none", tmp_path / "not there")) == whole
     assert _memory((tmp_path / "none", tmp_path / "limit")) == 100_000_000
+
+
+def test_a_container_may_have_the_time_of_fewer_cores_than_it_sees(tmp_path, monkeypatch):
+    assert _quota(()) == math.inf
+    files = {"max": "max 100000\n", "two": "150000 100000\n", "none": "-1\n", "half": "50000\n", "period": "100000\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    one = tmp_path / "max", tmp_path / "not there"
+    assert _quota([[each] for each in one]) == math.inf
+    assert _quota([[tmp_path / "none", tmp_path / "period"]]) == math.inf
+    assert _quota([[tmp_path / "half", tmp_path / "period"]]) == 0.5
+    assert _quota([[tmp_path / "max"], [tmp_path / "two"]]) == 1.5
+    for quota, cores in ((0.5, 1), (math.inf, len(_core_ids()))):
+        monkeypatch.setattr(machine_module, "_quota", lambda quota=quota: quota)
+        here = Machine.here({})
+        assert (here.cores, len(here.core_ids)) == (cores, 0 if quota < 1 else cores), "no core is its own"
 
 
 def test_each_host_is_allocated_separately():

@@ -19,6 +19,7 @@ import typer
 from tfdist_cli.cli.console import console
 from tfdist_cli.cli.trained_run import opened_with_recipe
 from tfdist_cli.errors import ExitCode, TaskLost, UsageError
+from tfdist_cli.plan.machine import Machine
 from tfdist_cli.requirements import require_tensorflow
 from tfdist_cli.spec.path_scheme import Location, Url, checked_location
 from tfdist_cli.spec.sections.recipe import Recipe
@@ -193,7 +194,7 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 
 def _supervise(job: PredictionJob, shard: Shard, arguments: Sequence[str], ending: threading.Event) -> None:
-    threads = str(max(1, (os.cpu_count() or 1) // shard.count))
+    threads = str(max(1, Machine.here().cores // shard.count))
     defaults = {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
     defaults["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # several processes share a GPU
     environment = defaults | os.environ

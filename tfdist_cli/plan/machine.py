@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,11 @@ NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 """The environment variables that list the hosts for which no proxy is used."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The files with the memory limit of a container: of cgroup version 2, and of version 1."""
-
+_CGROUP_QUOTAS = (
+    (Path("/sys/fs/cgroup/cpu.max"),),
+    (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
+)
+"""The files with the processor time that a container may use, and in which time: of version 2, and of version 1."""
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 """Where the kernel describes the processors."""
 
@@ -24,12 +29,12 @@ class Machine:
     """The resources of a machine.
 
     Args:
-        cores: logical processors that this process may use.
+        cores: logical processors that this process may use, or as many as its container has the time of.
         gpus: the IDs of its GPUs, in the form of `CUDA_VISIBLE_DEVICES`.
         memory: bytes of memory for all its processes together; None when it is not known.
         no_proxy: the variables of `NO_PROXY` that are set on it.
         core_ids: the IDs of these processors, those that share caches side by side; empty if its system binds no
-            threads to them.
+            threads to them, or the container has not the whole time of each.
     """
 
     cores: int
@@ -42,8 +47,23 @@ class Machine:
     def here(cls, environ: Mapping[str, str] = os.environ) -> Machine:
         """Returns the resources of this machine that this process may use."""
         core_ids = _core_ids()
+        cores = len(core_ids) or os.cpu_count() or 1
+        quota = _quota()
+        if quota < cores:
+            cores, core_ids = max(1, math.ceil(quota)), ()
         no_proxy = {name: environ[name] for name in NO_PROXY if name in environ}
-        return cls(len(core_ids) or os.cpu_count() or 1, _visible_gpus(environ), _memory(), no_proxy, core_ids)
+        return cls(cores, _visible_gpus(environ), _memory(), no_proxy, core_ids)
+
+
+def _quota(files: Sequence[Sequence[Path]] = _CGROUP_QUOTAS) -> float:
+    """How many processors this process's container has the time of, `docker run --cpus`; infinity without a limit."""
+    quota = math.inf
+    for paths in files:
+        with suppress(OSError, ValueError):  # another version of cgroup, or "max"
+            time, period = map(int, " ".join(path.read_text() for path in paths).split())
+            if time > 0:  # -1 without a limit
+                quota = min(quota, time / period)
+    return quota
 
 
 def _core_ids(topology: Path = _TOPOLOGY) -> tuple[int, ...]:
