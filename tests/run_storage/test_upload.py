@@ -213,6 +213,13 @@ def test_a_file_that_cannot_be_read_holds_up_no_other(size, run, remote, deny):
     assert (remote.taken(), uploads.not_sent) == (["attempt_1/secret"], [])
 
 
+def test_folders_that_tasks_upload_themselves_are_not_read(run, remote, deny):
+    deny.add(run / "checkpoints")
+    uploads = FolderUpload(run, remote, skipped=("checkpoints",))
+    uploads.upload_changes(last=True)
+    assert uploads.not_sent == []
+
+
 def test_a_checkpoint_with_an_unreadable_file_gets_no_seal(run, remote, deny):
     deny.add(run / "checkpoints" / "step-1" / "variables")
     with pytest.raises(UnreadableFiles):

@@ -148,8 +148,9 @@ class FolderUpload:
 
     def _cannot_list(self, error: OSError) -> None:
         """Notes a folder that cannot be listed, or a file in it. One that was removed meanwhile is none."""
-        if not isinstance(error, FileNotFoundError):
-            self._unreadable[str(Path(error.filename).relative_to(self._local))] = error.strerror or str(error)
+        name = str(Path(error.filename).relative_to(self._local))
+        if not isinstance(error, FileNotFoundError) and not f"{name}/".startswith(self._skipped):
+            self._unreadable[name] = error.strerror or str(error)
 
     def _upload_readable(self, file: _File) -> None:
         """Uploads a file, unless it cannot be read, or says that files are complete of which one cannot be read."""

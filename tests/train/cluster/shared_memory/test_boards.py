@@ -1,10 +1,22 @@
 """Boards show other tasks arrays."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.boards import Array, Board, OthersBoard
+from tfdist_cli.train.cluster.shared_memory.memory import gone_if_ended
+
+PROCESS = """
+from tfdist_cli.train.cluster.shared_memory.boards import Board
+board = Board([])
+print(board.identity.hex(), flush=True)
+input()
+"""
 
 ARRAYS = [Array(np.dtype(np.float32), 5), Array(np.dtype(np.int64), 3), Array(np.dtype(np.uint8), 0)]
 
@@ -65,6 +77,27 @@ def test_the_end_is_seen(board):
     board.end()
     assert [*before, other.has_ended, board.has_ended] == [False, False, True, True]
     other.close()
+
+
+def test_the_end_of_a_process_is_seen_though_its_parent_does_not_know_it():
+    with subprocess.Popen([sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        other = OthersBoard(bytes.fromhex(process.stdout.readline().decode()), [])
+        before = other.has_ended
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert (before, other.has_ended) == (False, True)
+        other.close()
+
+
+def test_what_a_user_may_not_look_at_is_gone_if_its_process_has_ended():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        for error in (FileNotFoundError, PermissionError):
+            with pytest.raises(error), gone_if_ended(process.pid):
+                raise error
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(FileNotFoundError), gone_if_ended(process.pid):
+            raise PermissionError
 
 
 def test_values_that_were_read_outlive_the_board():

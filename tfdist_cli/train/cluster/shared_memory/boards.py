@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from tfdist_cli.train.cluster.shared_memory.memory import (
     OthersMemory,
     Region,
     aligned,
+    gone_if_ended,
+    has_ended,
 )
 from tfdist_cli.train.cluster.shared_memory.pipes import Pipe, PipeTo
 
@@ -141,12 +142,13 @@ class OthersBoard(_Halves):
         content = memory.first(ALIGNED + 2 * _offsets(arrays)[1])
         super().__init__(arrays, content[ALIGNED:])
         self._numbers = content[_NUMBERS].view(np.int64)
-        self.pipe = PipeTo(memory.process, (int(self._numbers[_DESCRIPTOR]), int(self._numbers[_INODE])))
+        with gone_if_ended(memory.process):
+            self.pipe = PipeTo(memory.process, (int(self._numbers[_DESCRIPTOR]), int(self._numbers[_INODE])))
 
     @property
     def has_ended(self) -> bool:
         """Whether there will be no more values."""
-        return bool(self._numbers[_ENDED]) or not Path(f"/proc/{self._process}").exists()
+        return bool(self._numbers[_ENDED]) or has_ended(self._process)
 
     def close(self) -> None:
         """Closes it here. The memory stays for as long as an array of it does."""

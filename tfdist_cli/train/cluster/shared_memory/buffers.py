@@ -12,7 +12,6 @@ import struct
 import sys
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from tfdist_cli.train.cluster.shared_memory.memory import (
     Place,
     Region,
     aligned,
+    has_ended,
 )
 
 _MESSAGE = struct.Struct("<qqqqx")
@@ -173,7 +173,7 @@ class _Other:
 
 
 def _has_exited(process: int) -> bool:
-    return bool(process) and not Path(f"/proc/{process}").exists()
+    return bool(process) and has_ended(process)
 
 
 def _references(buffer: _OthersBuffer) -> int:

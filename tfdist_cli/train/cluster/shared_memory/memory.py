@@ -13,7 +13,8 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -136,12 +137,9 @@ class OthersMemory:
             raise OSError(errno.EREMOTE, f"the memory of process {process} is on another host, or in another container")
         memory = cls(process, descriptor)
         try:
-            found = memory.first(len(nonce)).tobytes()
-        except (ProcessLookupError, ValueError):  # it is ending; the descriptor is that of another file by now
-            found = b""
-        except PermissionError:
-            if not _has_ended(process):
-                raise
+            with gone_if_ended(process):
+                found = memory.first(len(nonce)).tobytes()
+        except ValueError:  # the descriptor is that of another file by now
             found = b""
         if not secrets.compare_digest(found, nonce):
             raise FileNotFoundError(errno.ENOENT, f"process {process} has no such memory")
@@ -227,13 +225,31 @@ def _host() -> int:
     return int.from_bytes(hashlib.sha256("".join(seen).encode()).digest()[:8], "little", signed=True)
 
 
-def _has_ended(process: int) -> bool:
-    """Whether a process has ended, also if its parent has not noticed: nobody may look at its descriptors then."""
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, is ending, or has a parent that has not noticed that it has."""
+    folder = Path(f"/proc/{process}")
     try:
-        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+        pages = (folder / "statm").read_bytes().split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return state in (b"Z", b"X")
+    return state in (b"Z", b"X") or pages == b"0"
+
+
+@contextmanager
+def gone_if_ended(process: int) -> Iterator[None]:
+    """Within the context, what is opened belongs to another process: when it ends, only root may look at that.
+
+    Raises:
+        FileNotFoundError: the process has ended.
+        PermissionError: it has not, and is of another user.
+    """
+    try:
+        yield
+    except (ProcessLookupError, PermissionError) as error:
+        if isinstance(error, PermissionError) and not has_ended(process):
+            raise
+        raise FileNotFoundError(errno.ENOENT, f"process {process} has ended") from error
 
 
 def _opened(process: int, descriptor: int) -> np.ndarray:
