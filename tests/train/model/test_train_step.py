@@ -22,8 +22,9 @@ from tests.support.compare import (
 )
 from tests.support.programs.gradient_layers import Dropping, Penalized, every
 from tfdist_cli.errors import TrainingError
+from tfdist_cli.train.model.assignments import counters_read_after
 from tfdist_cli.train.model.many_classes import LEAST_CLASSES
-from tfdist_cli.train.model.train_step import ModelStep
+from tfdist_cli.train.model.train_step import ModelStep, values
 
 pytestmark = pytest.mark.slow
 
@@ -374,6 +375,26 @@ def test_mixed_precision(policy):
     plain, ours = train_both(lambda: classifier(layers.Dense(4, "relu"), layers.BatchNormalization()))
     assert_same(plain, ours)
     assert isinstance(ours.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_scale_of_a_loss_is_read_after_what_is_awaited(jit):
+    """Parameter servers make the update of the step before in a function of their own."""
+    keras.config.set_dtype_policy("mixed_float16")
+    step = ModelStep(classifier(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))))
+    data = batches()
+    step.build(data.element_spec)
+    step.jit = jit
+
+    @tf.function(autograph=False)
+    def train(token, batch):
+        with counters_read_after([token]):
+            return step.train(values(step.parameters), values(step.state), values(step.metrics), batch).loss
+
+    graph = train.get_concrete_function(tf.TensorSpec([]), data.element_spec).graph
+    [scale] = [inner for outer, inner in graph.captures if outer is step.optimizer.dynamic_scale.value.handle]
+    reads = [each for each in scale.consumers() if each.type == "ReadVariableOp"]
+    assert [[own.name for own in each.control_inputs] for each in reads] == [["token"]]
 
 
 def test_an_overflow_of_float16_skips_the_step_and_halves_the_scale():

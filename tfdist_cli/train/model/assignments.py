@@ -65,6 +65,11 @@ def counters_read_after(awaited: Sequence[Any]) -> Iterator[None]:
         _awaited_reads.pop()
 
 
+def awaited_reads() -> Sequence[Any]:
+    """What is awaited now before variables of optimizers are read, see `counters_read_after`."""
+    return _awaited_reads[-1]
+
+
 class Assignments(keras.StatelessScope):
     """Collects what a step assigns to variables.
 

@@ -31,6 +31,7 @@ from tfdist_cli.train.model.assignments import (
     Assignments,
     Optimizer,
     Update,
+    awaited_reads,
 )
 from tfdist_cli.train.model.compute_device import DeviceScope
 from tfdist_cli.train.model.many_classes import fewer_passes
@@ -301,7 +302,9 @@ class ModelStep:
     def train_with_xla(self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any) -> StepResult:
         """Runs the same pass, compiled by XLA."""
         with self.device_scope():
-            return StepResult(*self._compiled(parameters, state, metrics, batch, loss_scales(self.optimizers)))
+            with tf.control_dependencies(awaited_reads()):
+                scales = loss_scales(self.optimizers)
+            return StepResult(*self._compiled(parameters, state, metrics, batch, scales))
 
     def _train_at_scales(
         self, parameters: Tensors, state: Tensors, metrics: Tensors, batch: Any, scales: list[tf.Tensor | None]

@@ -1,5 +1,6 @@
 """A new update rule is a module that implements it and a row in the table of modes, and nothing else."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import keras
@@ -81,6 +82,17 @@ def test_a_rule_of_one_module_and_one_row_trains(in_turn, servers, monkeypatch):
 def test_a_rule_refuses_what_it_cannot_train(in_turn, servers, monkeypatch):
     with raises(TrainingError, "too-many-workers"):
         local_engine(monkeypatch, servers(1), classifier, batches(), in_turn, workers=4)
+
+
+def test_stale_gradients_of_scaled_losses_are_refused(servers, monkeypatch):
+    def scaled():
+        return classifier(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+
+    for staleness in (None, 1):
+        rules = Rules(updates=Updates(mode="bounded" if staleness else "sync", staleness=staleness))
+        refused = raises(TrainingError, "loss-scaling-unsupported") if staleness else nullcontext()
+        with refused:
+            local_engine(monkeypatch, servers(1), scaled, batches(), rules)
 
 
 @pytest.mark.parametrize("mode", UPDATE_MODES)

@@ -13,6 +13,7 @@ from tfdist_cli.train.engine.base import Execution, Pause
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.lockstep.updates import LockstepUpdates
 from tfdist_cli.train.engine.parameter_server.quorum.updates import QuorumUpdates
+from tfdist_cli.train.optimizers.apply import innermost
 
 
 class SynchronousUpdates:
@@ -33,8 +34,15 @@ class SynchronousUpdates:
         self.updates: LockstepUpdates | QuorumUpdates = _updates(context, before.updates if before else None)
 
     @classmethod
-    def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:  # noqa: ARG003 any optimizer does
+    def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
         """See `UpdateRule.check`."""
+        if updates.staleness and innermost(optimizer) is not optimizer:
+            raise TrainingError(
+                "updates.staleness needs unscaled gradients, since those of one update may have different scales, but "
+                "the optimizer scales the loss (mixed_float16)",
+                code="loss-scaling-unsupported",
+                hint="use the mixed_bfloat16 policy, or remove staleness",
+            )
         if updates.aggregate is not None and updates.aggregate > workers:
             raise TrainingError(
                 f"updates.aggregate is {updates.aggregate}, but there are only {workers} workers",
