@@ -29,11 +29,7 @@ def test_scales_that_gradients_overwrite_are_of_one_worker(mode, refused):
     assert caught.value.code == "overwritten-with-gradient"
 
 
-@pytest.mark.parametrize(
-    "call",
-    [tfdist.fit, tfdist.evaluate, lambda model, x, _: tfdist.predict(model, x)],
-    ids=["fit", "evaluate", "predict"],
-)
+@pytest.mark.parametrize("call", [tfdist.fit, tfdist.evaluate])
 def test_a_model_that_runs_eagerly_is_refused(call):
     with raises(TrainingError, "runs-eagerly"):
         call(classifier(run_eagerly=True), *classes())

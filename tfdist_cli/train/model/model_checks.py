@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_compiled(model: Any) -> None:
-    """Checks that the model is a compiled Keras model, whose steps may be traced.
+    """Checks that the model is a compiled Keras model.
 
     Raises:
         TrainingError: it is not.
@@ -41,7 +41,6 @@ def check_compiled(model: Any) -> None:
             code="model-not-compiled",
             hint="call model.compile(optimizer, loss, metrics)",
         )
-    check_is_traced(model)
 
 
 def check_is_traced(model: keras.Model) -> None:

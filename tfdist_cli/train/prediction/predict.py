@@ -18,7 +18,6 @@ from tfdist_cli.train.cluster.join import ClusterContext, join
 from tfdist_cli.train.data.inputs import Inputs
 from tfdist_cli.train.data.python_data.dataset_function import PythonData
 from tfdist_cli.train.data.python_data.sources import is_python_data
-from tfdist_cli.train.model.model_checks import check_is_traced
 from tfdist_cli.train.prediction.function import Leaves, joined
 from tfdist_cli.train.prediction.groups import Groups
 from tfdist_cli.train.prediction.hooks import Hooks
@@ -69,7 +68,6 @@ def predict(
     enable_logging()
     context = join()
     check_is_no_evaluator(context, "call tfdist.predict in the program of the other tasks")
-    check_is_traced(model)
     inputs = Inputs.of(_with_inputs(data), name="data")
     function = inputs.dataset_function(batch_size if inputs.arrays else None, batches=steps, shuffle=False)
     if isinstance(function, PythonData) and context.environment.traits.has_ps:

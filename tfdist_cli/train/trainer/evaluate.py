@@ -18,7 +18,7 @@ from tfdist_cli.train.engine.base import Engine, Rules
 from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training, type_of
 from tfdist_cli.train.engine.select import agree, select_engine
 from tfdist_cli.train.model.metrics import MetricTotals
-from tfdist_cli.train.model.model_checks import check_compiled
+from tfdist_cli.train.model.model_checks import check_compiled, check_is_traced
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.keras_model import listed_logs
 from tfdist_cli.train.trainer.arguments import as_callbacks, check_choice, check_counts
@@ -88,6 +88,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 the arguments are Keras's own, in Keras'
     )
     check_validation(context, Validation(function, steps))
     check_compiled(model)
+    check_is_traced(model)
     spec = checked(function, Shard()).element_spec
     with all_tasks_used(context, "tfdist.evaluate"):
         with context.strategy.scope():
@@ -208,11 +209,11 @@ class Evaluation:
             totals.add(evaluate_batch())
             done += 1
             if group.is_full(done - 1):
-                group.end(done - 1, written(self.engine, totals))
+                group.end(done - 1, written_for_callbacks(self.engine, totals))
                 if chief_requests(self.engine, self.step.model.stop_evaluating):
                     break
         if group.begun:
-            group.end(done - 1, written(self.engine, totals), data_ended=True)
+            group.end(done - 1, written_for_callbacks(self.engine, totals), data_ended=True)
         return totals
 
 
@@ -225,4 +226,11 @@ def write(engine: Engine, totals: MetricTotals) -> None:
 def written(engine: Engine, totals: MetricTotals) -> dict[str, Any]:
     """Does the same, and returns the results of the metrics by name."""
     write(engine, totals)
+    return totals.logs()
+
+
+def written_for_callbacks(engine: Engine, totals: MetricTotals) -> dict[str, Any]:
+    """Does the same only where there are callbacks: on the chief."""
+    if engine.is_chief:
+        write(engine, totals)
     return totals.logs()

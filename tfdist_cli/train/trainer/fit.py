@@ -30,7 +30,7 @@ from tfdist_cli.train.engine.pacing import auto_steps_per_execution
 from tfdist_cli.train.engine.reuse import LastTraining, TrainingTraits, take_last_training, type_of
 from tfdist_cli.train.engine.select import agree, select_engine
 from tfdist_cli.train.layers.dynamic_tables import index_variables, track_changes
-from tfdist_cli.train.model.model_checks import check_compiled
+from tfdist_cli.train.model.model_checks import check_compiled, check_is_traced
 from tfdist_cli.train.model.train_step import ModelStep
 from tfdist_cli.train.tf_compat.keras_model import checked_between_batches, profiles_batches
 from tfdist_cli.train.trainer.arguments import check_choice, check_counts, refuse_unknown
@@ -198,6 +198,7 @@ def train(context: ClusterContext, model: keras.Model, config: TrainingConfig) -
     check_callbacks(config)
     _log_profiled_task(context, config)
     check_compiled(model)
+    check_is_traced(model)
     check_validation(context, config.validation)
     spec = checked(config.data, worker_shards(context, config.share)[0]).element_spec
     check_targets(model, spec)

@@ -36,7 +36,7 @@ from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, 
 from tfdist_cli.train.trainer.config.data_length import warn_of_short_epochs
 from tfdist_cli.train.trainer.config.schedule import Schedule
 from tfdist_cli.train.trainer.config.training import OPEN_END, TrainingConfig
-from tfdist_cli.train.trainer.evaluate import Evaluation, write, written
+from tfdist_cli.train.trainer.evaluate import Evaluation, write, written, written_for_callbacks
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.trainer.resume import (
     EpochPosition,
@@ -189,7 +189,8 @@ class TrainingLoop:
 
     def _begin(self, start: StartPoint) -> EpochPosition:
         """Calls `on_train_begin`, restores the state of callbacks if the training resumes, and opens the data."""
-        restored = RestoredValues(self._engine, self._step) if start.checkpoint else None
+        assigned = start.checkpoint and self._needs.callbacks
+        restored = RestoredValues(self._engine, self._step) if assigned else None
         self._callbacks.on_train_begin()
         if restored:
             restored.assign()
@@ -210,10 +211,10 @@ class TrainingLoop:
         self._epoch_batches = state.epoch_batches
         self._reporter.begin(self._done, position.recorded, state.local_steps)
         self._engine.resume_workers(state.worker_steps)
-        if start.checkpoint and restored:
+        if start.checkpoint:
             restore_state = partial(restore_process_state, start.checkpoint, self._states)
             if self._is_within_epoch():
-                self._restores = [restore_state, restored.assign]
+                self._restores = [restore_state, *([restored.assign] if restored else [])]
             else:
                 restore_state()
         self._engine.share_changes()  # of the state that was restored
@@ -348,7 +349,7 @@ class TrainingLoop:
         self._finds_end = False
         if self._needs.each_batch and self._group.begun:
             last = self._done - 1 - self._schedule.first_step(epoch)
-            self._group.end(last, written(self._engine, self._totals), data_ended=True)
+            self._group.end(last, written_for_callbacks(self._engine, self._totals), data_ended=True)
             self._agree_to_stop()
         if not self._batches:
             raise TrainingError(
@@ -469,7 +470,7 @@ class TrainingLoop:
         if not (self._group.is_full(last) or self._done == boundary or self._pause.agreed()):
             return
         data_ended = self._done == self._schedule.first_step(epoch + 1)
-        self._group.end(last, written(self._engine, self._totals), data_ended=data_ended)
+        self._group.end(last, written_for_callbacks(self._engine, self._totals), data_ended=data_ended)
         self._agree_to_stop()
 
     def _save_or_terminate(self) -> None:

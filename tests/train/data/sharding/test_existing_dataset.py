@@ -63,6 +63,17 @@ def test_the_global_seed_does_not_give_all_workers_one_order():
     assert len(orders) == 3
 
 
+def test_a_copy_that_cannot_be_made_again_keeps_its_order(monkeypatch, caplog):
+    def fails(*_):
+        raise tf.errors.FailedPreconditionError(None, None, "Trying to access resource 14 located in another device")
+
+    monkeypatch.setattr(existing_dataset, "recreated_on", fails)
+    shuffled = tf.data.Dataset.range(12).shuffle(12, seed=1, reshuffle_each_iteration=False)
+    first, second = ([*map(int, DatasetShards(shuffled)(Shard(0, 1, worker)))] for worker in (0, 1))
+    assert first == second
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_an_order_that_is_drawn_in_a_function_cannot_be_divided():
     with raises(TrainingError, "order-drawn-in-function"):
         DatasetShards(DRAWN)(Shard(0, 2))

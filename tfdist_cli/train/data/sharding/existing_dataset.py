@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from tfdist_cli.train.tf_compat.eager_context import remote_caller
 from tfdist_cli.train.tf_compat.op_errors import shortened
 
 _HERE = "/device:CPU:0"
+log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -82,19 +84,18 @@ def _in_one_order(data: tf.data.Dataset) -> tf.data.Dataset:
 def _in_another_order(data: tf.data.Dataset, worker: int) -> tf.data.Dataset:
     """Makes a dataset again that is shuffled with a seed: workers that read all of it would read the same batches.
 
-    Raises:
-        TrainingError: the dataset uses a table or a variable.
+    One that cannot be made again keeps its order: it uses a table or a variable, or is too large for a graph.
     """
-    with tf.device(_HERE):
-        return _made_again(
-            data,
-            _HERE,
-            "the dataset is shuffled with one seed on all workers, which each read all of it, and uses a table or a "
-            "variable",
-            "pass a function that makes the dataset, with shard.worker in its seed: "
-            "tfdist.fit(model, lambda shard: make_dataset(seed=shard.worker), share='copy')",
-            worker,
+    try:
+        with tf.device(_HERE):
+            return recreated_on(data, _HERE, worker)
+    except tf.errors.OpError as error:
+        log.warning(
+            "all workers read the same batches: the dataset is shuffled with one seed on each, and cannot be made "
+            "again with another (%s); pass a function that makes it with shard.worker in its seed",
+            shortened(error).message,
         )
+        return data
 
 
 def make_older_datasets_again() -> None:

@@ -298,7 +298,9 @@ class ParameterServerEngine:
             return Shard(step=done * count)
         if self._share == "coordinator":
             return Shard(place, count, place, done)
-        return Shard(place, count, index, done) if self._share == "split" else Shard(0, 1, index, done)
+        if self._share == "split":
+            return Shard(place, count, index if count > 1 else 0, done)  # the only worker has no copy of its own
+        return Shard(0, 1, index, done)
 
     def resume_workers(self, taken: Mapping[str, int]) -> None:
         """See `Engine.resume_workers`."""
