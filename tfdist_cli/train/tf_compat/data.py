@@ -319,7 +319,8 @@ def draws_an_order(dataset: tf.data.Dataset) -> bool:
 def repeats_an_order(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset is shuffled with a seed, its own or the global one: in the same order in every process.
 
-    Seen in TensorFlow 2.21.0: as for `draws_an_order`. Reason, and replace with: as there.
+    Seen in TensorFlow 2.21.0: the classes in `_SHUFFLES`, `_ShuffleDataset._seed`, `_seed2`. Reason: a dataset does not
+    publish its seed. Replace with: a public property.
     """
     return any(_is_seeded(part) for part in transformations(dataset) if type(part).__name__ in _SHUFFLES)
 
