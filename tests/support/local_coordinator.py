@@ -21,14 +21,19 @@ class LocalResult:
 
     Args:
         function: the function.
+        after: another result: the function runs when it is there.
     """
 
-    def __init__(self, function):
+    def __init__(self, function, after=None):
+        self._after = after
         self._status, self._error = RemoteValueStatus.NOT_READY, None
         self._status_available_event = threading.Event()
         threading.Thread(target=self._run, args=(function,), daemon=True).start()
 
     def _run(self, function):
+        if self._after is not None:
+            self._after._status_available_event.wait()
+            self._after = None
         try:
             self._value = function()
         except Exception as error:  # noqa: BLE001 it is the result
@@ -57,7 +62,7 @@ class LocalWorker:
         self.worker_index = index
         self.scope = strategy.scope if strategy else nullcontext
 
-    def create_resource(self, function, args=()):
+    def create_resource(self, function, args=(), after=None):
         own = [self.own_part(arg) for arg in args]
         if hasattr(function, "get_concrete_function"):  # as TensorFlow does, before the worker has it
             with self.scope(), with_dispatch_context(self):
@@ -67,7 +72,7 @@ class LocalWorker:
             with self.scope(), with_dispatch_context(self):
                 return function(*own)
 
-        return LocalResult(run)
+        return LocalResult(run, after)
 
     def own_part(self, arg):
         return arg[self.worker_index].value if isinstance(arg, PerWorker) else arg
@@ -78,18 +83,20 @@ class PerWorker(list):
 
 
 class LocalCoordinator:
-    """A `ClusterCoordinator` of such workers, which take turns."""
+    """A `ClusterCoordinator` of such workers, which take turns. Each runs one scheduled function after another."""
 
     def __init__(self, strategy, workers):
         self.strategy = strategy
         own = [LocalWorker(index, strategy) for index in range(workers)]
         self._cluster = SimpleNamespace(workers=own, schedule=self.schedule)
         self.scheduled = 0
+        self._last = dict.fromkeys(range(workers))
 
     def schedule(self, function, args=(), kwargs=None):
         worker = self._cluster.workers[self.scheduled % len(self._cluster.workers)]
         self.scheduled += 1
-        return worker.create_resource(function, args)
+        self._last[worker.worker_index] = worker.create_resource(function, args, self._last[worker.worker_index])
+        return self._last[worker.worker_index]
 
     def join(self):
         pass
