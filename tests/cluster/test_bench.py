@@ -25,7 +25,7 @@ SYNC = "updates: {mode: sync}\n"
 @pytest.mark.parametrize(
     ("cluster", "more", "phases", "traffic"),
     [
-        (PARAMETER_SERVER % "", "", "data pull compute push update", {"pulled": 4, "pushed": 4}),
+        (PARAMETER_SERVER % "", "", "data pull compute update", {}),
         (PARAMETER_SERVER % "", SYNC, "wait data pull compute push update", {"pulled": 4, "pushed": 4}),
         (MIRRORED, "wire: bfloat16\n", "data compute all_reduce update", {"reduced": 2}),
     ],

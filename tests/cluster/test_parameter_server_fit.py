@@ -63,6 +63,28 @@ def test_variables_that_no_step_assigns_keep_the_value_that_a_callback_assigns(f
     assert asynchronous[:2] == synchronous[:2] == [7.0, True]
 
 
+def check_assigned_values(found):
+    numbers, last, kept, read = found
+    assert (numbers, last) == ([float(step) for step in range(len(numbers))], len(numbers))
+    assert all(kept)
+    assert all(read)
+
+
+@on(2, "assigned_values")
+def test_workers_train_with_what_a_callback_assigns_and_what_it_has_read_stays(fact, facts):
+    (found,) = facts[fact]
+    check_assigned_values(found)
+
+
+@pytest.mark.rotates(5, 2)
+def test_so_does_a_single_worker(cluster):
+    tasks = cluster(chief=1, ps=1, worker=1)
+    ended = tasks.start(program("facts.py", "assigned_values")).finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    ((_, found),) = ended["chief:0"].result
+    check_assigned_values(found)
+
+
 @on(1, "chiefs_callbacks")
 def test_callbacks_on_batches_are_called_for_every_step(fact, facts):
     ((steps, same, _),) = facts[fact]

@@ -195,6 +195,35 @@ def untrained():
     return found
 
 
+class Assigning(keras.callbacks.Callback):
+    """Assigns a bias, to another variable what the weights are after some steps, and keeps what it reads."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other, self.steps, self.numbers, self.read, self.kept = other, 0, [], [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        (bias,) = self.model.layers[-1].bias.value.numpy()
+        self.numbers.append(float(bias))
+        if self.steps == 6:
+            for other, own in zip(self.other, self.model.weights, strict=True):
+                other.assign(own)
+            self.read = [own.value.read_value() for own in self.model.weights]
+            self.kept = [each.numpy() for each in self.read]
+        self.model.layers[-1].bias.assign([self.steps])
+
+
+def assigned_values():
+    """What a callback assigns to variables, and what it keeps of them."""
+    model, teacher = build(lambda: keras.optimizers.SGD(1e-9)), build()
+    assigning = Assigning(teacher.weights)
+    tfdist.fit(model, data, epochs=2, steps_per_epoch=6, callbacks=[assigning])
+    kept = [np.array_equal(other.numpy(), now) for other, now in zip(teacher.weights, assigning.kept, strict=True)]
+    read = [np.array_equal(each.numpy(), now) for each, now in zip(assigning.read, assigning.kept, strict=True)]
+    return [np.round(assigning.numbers, 3).tolist(), float(np.round(model.layers[-1].bias.numpy()[0], 3)), kept, read]
+
+
 def generated(passes=None):
     """Batches from a Python generator; they have no end, unless the number of passes is given."""
     numbers = tf.data.Dataset.from_generator(lambda: iter(Y), output_signature=tf.TensorSpec([1], tf.float32))
@@ -515,6 +544,7 @@ FACTS = (
     callbacks,
     chiefs_callbacks,
     untrained,
+    assigned_values,
     scored_batches,
     backup,
     datasets,

@@ -1,6 +1,7 @@
 """Variables: what is private is there, and the public way still does not do."""
 
 import contextlib
+import functools
 import types
 
 import keras
@@ -10,7 +11,11 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import core
 from tensorflow.python.ops import stateful_random_ops
 
+from tfdist_cli.train.optimizers import registry
+from tfdist_cli.train.optimizers.apply import StoredParameter, apply_on_device, stored_parameters
+from tfdist_cli.train.optimizers.terms import SummedTerms
 from tfdist_cli.train.tf_compat import variables
+from tfdist_cli.train.tf_compat.data import call_registered, forget_python, register_python
 from tfdist_cli.train.tf_compat.variables import (
     Read,
     ShardedVariable,
@@ -194,3 +199,219 @@ def test_a_function_is_called_after_each_assignment_by_keras():
         variable.assign([5.0, 6.0])
     variable.assign_add([1.0, 1.0])
     assert seen == [[3.0, 4.0], [4.0, 5.0]]
+
+
+class Memory:
+    """Memory of this process, as a ps shares its own: arrays, each with 64 bytes behind it, and what is in it."""
+
+    def __init__(self, values):
+        sizes = [value.nbytes + -value.nbytes % 64 + 64 for value in values]
+        self._bytes = np.full(sum(sizes) + 64, 255, np.uint8)  # behind the arrays, there is anything: here NaN
+        begins = -self._bytes.ctypes.data % 64 + np.cumsum([0, *sizes[:-1]])
+        self.padded = [
+            self._bytes[begin : begin + value.nbytes + 64].view(value.dtype)
+            for begin, value in zip(begins, values, strict=True)
+        ]
+        self.stored = [place[: value.size] for place, value in zip(self.padded, values, strict=True)]
+        self.shapes = [value.shape for value in values]
+        for place, value in zip(self.stored, values, strict=True):
+            np.copyto(place, value.reshape(-1))
+        self.found = []
+
+    def __enter__(self):
+        register_python("test_places", lambda _: self.padded)
+        register_python("test_write", self._write)
+        register_python("test_look", self._look)
+        return self
+
+    def __exit__(self, *_):
+        for name in ("places", "write", "look"):
+            forget_python(f"test_{name}")
+
+    def _write(self, index, value):
+        np.copyto(self.padded[index][: value.size], value.reshape(-1))
+        return np.array(True)
+
+    def _look(self, *values):
+        self.found = [value.ctypes.data == place.ctypes.data for value, place in zip(values, self.stored, strict=True)]
+        return np.array(True)
+
+    def variables(self):
+        """The variables of a function."""
+        places = call_registered("test_places", [tf.constant(0)], [place.dtype for place in self.padded])
+        return [
+            variables.variable_at(place, shape, functools.partial(self.write, index))
+            for index, (place, shape) in enumerate(zip(places, self.shapes, strict=True))
+        ]
+
+    def write(self, index, value):
+        return call_registered("test_write", [tf.constant(index), value], [tf.bool])[0]
+
+    def look(self, variables):
+        """Notes in `found`, at the end of a function, which of the variables are in the memory."""
+        call_registered("test_look", [each.read_value() for each in variables], [tf.bool])
+
+    def values(self):
+        return [place.reshape(shape).copy() for place, shape in zip(self.stored, self.shapes, strict=True)]
+
+
+def fitted(value, variable):
+    """A value with the shape of a variable that may be longer."""
+    if value.shape == variable.shape:
+        return value
+    return tf.pad(tf.reshape(value, [-1]), [[0, variable.shape[0] - np.prod(value.shape, dtype=int)]])
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "sgd, decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "adam, clipped norm": lambda: keras.optimizers.Adam(0.1, clipnorm=0.5),
+    "adam, clipped values": lambda: keras.optimizers.Adam(0.1, clipvalue=0.5),
+    "amsgrad, decay": lambda: keras.optimizers.Adam(0.1, beta_2=0.9, amsgrad=True, weight_decay=0.1),
+    "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "adamw, scaled loss": lambda: keras.optimizers.AdamW(0.1, loss_scale_factor=4.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.1),
+    "rmsprop, momentum": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
+    "rmsprop, centered": lambda: keras.optimizers.RMSprop(0.1, centered=True),
+    "rmsprop, all": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5, centered=True, weight_decay=0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adagrad, large epsilon": lambda: keras.optimizers.Adagrad(0.1, epsilon=0.01, weight_decay=0.1),
+    "adagrad from zero": lambda: keras.optimizers.Adagrad(0.1, 0.0),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5, weight_decay=0.1),
+    "adamax": lambda: keras.optimizers.Adamax(0.1, weight_decay=0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "ftrl, all terms": lambda: keras.optimizers.Ftrl(
+        0.1, -0.7, l1_regularization_strength=0.1, l2_regularization_strength=0.02, beta=0.4, weight_decay=0.1
+    ),
+    "lion": lambda: keras.optimizers.Lion(0.1, weight_decay=0.1),
+}
+SHAPES = [(4, 8), (5,), (), (3, 7), (64,)]
+
+
+def test_every_optimizer_with_a_kernel_has_a_case():
+    assert {type(make()) for make in OPTIMIZERS.values()} == set(registry.KERNELS)
+
+
+def assert_same(found, trained):
+    for value, variable in zip(found, trained, strict=True):
+        np.testing.assert_allclose(value, variable, rtol=1e-6, atol=1e-7)
+        assert np.isfinite(value).all()
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(5, by="kind")
+@pytest.mark.parametrize("in_loop", [False, True], ids=["calls", "loop"])
+@pytest.mark.parametrize("summed", [False, True], ids=["gradients", "terms"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_kernels_change_the_memory_as_they_change_variables(kind, dtype, summed, in_loop):
+    steps, draw = 3, np.random.default_rng(0).normal
+    optimizer, parameters = OPTIMIZERS[kind](), [keras.Variable(draw(size=shape), dtype=dtype) for shape in SHAPES]
+    optimizer.build(parameters)
+    stored = stored_parameters(optimizer, parameters)
+    gradients = [tf.constant(draw(size=(steps, *shape)), dtype) for shape in SHAPES]
+    taken = registry.fused_update_of(optimizer).kernel.terms if summed else None
+
+    def update(own, step):
+        given = [fitted(whole[step], each.shards[0]) for whole, each in zip(gradients, own, strict=True)]
+        if taken is not None:
+            given = [SummedTerms(each, taken.of(each / 2) + taken.of(each / 2), taken) for each in given]
+        numbers = tf.constant(0.1), tf.cast(step, tf.int64)
+        apply_on_device(optimizer, [[each] for each in given], own, numbers)
+
+    def trained(own_of, end):
+        @tf.function(autograph=False)
+        def taken_steps(begin, end_step):
+            own = own_of()
+            if in_loop:
+                body = lambda step: (update(own, step), step + 1)[1:]  # noqa: E731
+                tf.while_loop(lambda step: step < end_step, body, [begin], parallel_iterations=1)
+            else:
+                update(own, begin)
+            end(own)
+
+        for step in [0] if in_loop else range(steps):
+            taken_steps(tf.constant(step), tf.constant(steps))
+
+    before = [each.numpy() for each in parameters]
+    all_variables = [each for own in stored for each in (own.shards[0], *(slot for (slot,) in own.slots))]
+    with Memory([each.numpy() for each in all_variables]) as memory:
+
+        def in_memory():
+            left = iter(memory.variables())
+            return [StoredParameter(each.variable, [next(left)], [[next(left)] for _ in each.slots]) for each in stored]
+
+        def look(own):
+            memory.look([each for of in own for each in (of.shards[0], *(slot for (slot,) in of.slots))])
+
+        trained(in_memory, look)
+        assert memory.found == [True] * len(all_variables)
+        found = memory.values()
+    trained(lambda: stored, lambda _: None)
+    assert_same(found, all_variables)
+    assert all((value != variable.numpy()).any() for value, variable in zip(before, parameters, strict=True))
+
+
+def test_an_array_itself_is_no_memory_of_a_variable():
+    """The reason for `variable_at`: a kernel changes a copy of an array."""
+    with Memory([np.zeros(16, np.float32)]) as memory:
+
+        @tf.function(autograph=False)
+        def change():
+            (place,) = call_registered("test_places", [tf.constant(0)], [tf.float32])
+            variable = variables.local_variable(tf.ensure_shape(place, [32]))
+            add_one(variable)
+            memory.look([variable])
+
+        change()
+        assert memory.found == [False]
+        np.testing.assert_array_equal(memory.stored[0], np.zeros(16, np.float32))
+
+
+def add_one(variable):
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=variable.handle, alpha=-1.0, delta=tf.ones(variable.shape, variable.dtype), use_locking=True
+    )
+
+
+@pytest.mark.parametrize("shape", [(16,), (4, 4), (), (1,), (15,), (17,), (0,), (3, 0)])
+def test_values_of_any_size_are_changed_in_place(shape):
+    before = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    with Memory([before, before]) as memory:
+
+        @tf.function(autograph=False)
+        def change():
+            kept, changed = memory.variables()
+            add_one(changed)
+            memory.look([kept, changed])
+            return changed.read_value()
+
+        change()
+        change()
+        (kept, changed), size = memory.values(), before.size
+        np.testing.assert_array_equal(kept, before)
+        np.testing.assert_array_equal(changed, before + 2)
+        assert memory.found == [True, True] or not size
+        assert np.isnan(memory.padded[1][size + -size % 16 :]).all()  # nobody's, and nobody has written it
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5,)])
+def test_assignments_are_made_in_the_memory(shape):
+    start = np.ones(shape, np.float32)
+    with Memory([start]) as memory:
+
+        @tf.function(autograph=False)
+        def change():
+            (variable,) = memory.variables()
+            variable.assign_add(tf.ones(variable.shape), read_value=False)
+            variable.assign_sub(variable * 0.25, read_value=False)
+            done = variable.assign(fitted(variable.read_value()[: shape[0]] * 2.0, variable), read_value=False)
+            with tf.control_dependencies([done]):
+                memory.look([variable])
+
+        change()
+        assert memory.found == [True]
+        np.testing.assert_array_equal(memory.values()[0], start * 3.0)

@@ -16,6 +16,7 @@ import tfdist_cli as tfdist
 from tests.support.codes import raises
 from tests.support.compare import BATCH, CLASSES, assert_same, batches, classes, classifier, difference, train_both
 from tfdist_cli.errors import TrainingError, UsageError
+from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.trainer import loop
 from tfdist_cli.train.trainer.batch_callbacks import acts_on_batches
 
@@ -141,6 +142,19 @@ def test_a_learning_rate_set_by_a_callback_applies_to_the_next_batch(hook):
     ours = classifier(optimizer="sgd")
     tfdist.fit(ours, batches(), epochs=2, callbacks=[SetLearningRate(hook)])
     assert_same(plain, ours)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_callbacks_of_batches_assign_is_shared_while_a_run_goes_on(one_by_one, monkeypatch):
+    seen = []
+    monkeypatch.setattr(MirroredEngine, "one_by_one", one_by_one)
+    monkeypatch.setattr(MirroredEngine, "share_changes", lambda self: seen.append("changes"))
+    callback = kc.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    tfdist.fit(classifier(), batches(), epochs=1, callbacks=[callback])
+    between = seen[seen.index(0) : seen.index(5) + 1]
+    assert "changes" in between
+    assert [each for each in between if each != "changes"] == list(range(6))
+    assert seen[-1] == "changes"
 
 
 def test_lambda_callback_on_batches():

@@ -296,5 +296,8 @@ class Engine(Protocol):
         All tasks that run the loop have to call it.
         """
 
+    def read_updates(self) -> None:
+        """Lets variables have the updates that a run has made so far. All tasks that run the loop have to call it."""
+
     def settle(self, step: int) -> None:
         """Assigns the counters that are kept outside of variables to their variables, as of global step `step`."""

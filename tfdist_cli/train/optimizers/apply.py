@@ -108,7 +108,7 @@ def apply(
 def apply_on_device(
     optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Gradient | None],
-    parameters: Sequence[keras.Variable],
+    parameters: Sequence[StoredParameter],
     numbers: tuple[tf.Tensor, tf.Tensor],
 ) -> None:
     """Makes the part of an update that is on one device, where it is called, see `is_divided_by_devices`.
@@ -116,14 +116,25 @@ def apply_on_device(
     Args:
         optimizer: the optimizer, built for the parameters.
         gradients: as for `apply`; None for a parameter that another device stores.
-        parameters: the variables to update.
+        parameters: the parameters, see `stored_parameters`.
         numbers: the learning rate, shape (), and the number of updates before this one, int64, shape ().
     """
+    apply_fused(_kernel_of(optimizer), gradients, parameters, _SameNumbers(*numbers))
+
+
+def stored_parameters(
+    optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]
+) -> list[StoredParameter]:
+    """Returns parameters with the slots that an optimizer, which has a kernel, updates."""
+    update = _kernel_of(optimizer)
+    return [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
+
+
+def _kernel_of(optimizer: keras.optimizers.Optimizer) -> FusedUpdate:
     update = fused_update_of(optimizer)
     if update is None:
         raise ValueError(f"{optimizer.name} has no kernel")
-    stored = [StoredParameter.of(variable, update.slot_variables(variable)) for variable in parameters]
-    apply_fused(update, gradients, stored, _SameNumbers(*numbers))
+    return update
 
 
 def is_divided_by_devices(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:

@@ -87,7 +87,7 @@ class Update:
         )
 
     def read(self, slot: int) -> tf.Tensor:
-        """Reads a slot, or its rows.
+        """Reads a slot, or its rows. What is read may change when the slot is written, see `variable_at`.
 
         Args:
             slot: the index of the slot in `slots`.
@@ -317,7 +317,9 @@ def _ftrl_by_operations(update: Update) -> Any:
     linear += shrunk - (tf.pow(squares, power) - tf.pow(before, power)) / rate * value
     quadratic = tf.pow(squares, power) / rate + 2 * (optimizer.l2_regularization_strength + optimizer.beta / (2 * rate))
     changed = (tf.clip_by_value(linear, -l1, l1) - linear) / quadratic - value
-    return tf.group(update.write(0, squares), update.write(1, linear), update.descend(update.scalar(-1.0), changed))
+    with tf.control_dependencies([linear]):
+        written = update.write(0, squares)
+    return tf.group(written, update.write(1, linear), update.descend(update.scalar(-1.0), changed))
 
 
 def adamax(update: Update) -> Any:
@@ -360,10 +362,10 @@ def lion(update: Update) -> Any:
     """
     beta_1, beta_2 = update.cast(update.optimizer.beta_1), update.cast(update.optimizer.beta_2)
     momentum, gradient = update.read(0), update.gradient
-    return tf.group(
-        update.descend(update.learning_rate, tf.sign(momentum * beta_1 + gradient * (1 - beta_1))),
-        update.write(0, momentum * beta_2 + gradient * (1 - beta_2)),
-    )
+    direction = tf.sign(momentum * beta_1 + gradient * (1 - beta_1))
+    with tf.control_dependencies([direction]):
+        written = update.write(0, momentum * beta_2 + gradient * (1 - beta_2))
+    return tf.group(written, update.descend(update.learning_rate, direction))
 
 
 def decay_weights(optimizer: Any, variable: Any, learning_rate: tf.Tensor, rows: tf.Tensor | None = None) -> Any:

@@ -14,7 +14,8 @@ Keras updates a row that a batch looks up several times by each of its gradients
 that of their sum. So an update may take the sum of these squares, too, see `terms.py`.
 
 Several workers may update a variable at the same time. A dense update holds the locks of the variable and its slots, so
-no update is lost. Sparse updates, with their weight decay, hold a lock of the ps (`row_lock`) for the same reason.
+no update is lost; workers that share memory hold a lock of the ps (`cluster/shared_memory/locks.py`). Sparse updates,
+with their weight decay, hold a lock of the ps, too (`row_lock`).
 
 After its first sparse update or gather, TensorFlow keeps a variable in copy-on-read mode: rows are changed in place
 whatever reads them, but each dense read or update copies the variable. So a table should have either sparse or dense

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import core
 from keras.src.backend.tensorflow import numpy as keras_numpy
@@ -20,6 +21,8 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from tfdist_cli.train.tf_compat.patching import original, replaced
 
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+"""The shared name of resources that have none."""
 Gather = Callable[[keras.Variable, tf.Tensor], tf.Tensor]
 """Returns rows of a variable, shape (n, …), for flat ids, int32, shape (n,); of a `DynamicEmbedding`, int64."""
 ShardedVariable = _ShardedVariable
@@ -180,10 +183,49 @@ def local_variable(value: tf.Tensor) -> Any:
     Seen in TensorFlow 2.21.0: `resource_variable_ops.BaseResourceVariable`, and the shared name of anonymous resources.
     Reason: a `tf.Variable` outlives the function that creates it. Replace with: a public variable for one call.
     """
-    anonymous = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=anonymous)
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS)
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return BaseResourceVariable(handle=handle, dtype=value.dtype, shape=value.shape, trainable=False)
+
+
+def variable_at(place: tf.Tensor, shape: Any, write: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Returns a variable of the function that is being traced, whose values are in an array of a Python function.
+
+    Kernels change the array. They would change a copy if the array were the variable's value itself: TensorFlow does
+    not overwrite what belongs to NumPy. A part of the array is a buffer of its own, which does not know that.
+
+    A value that has been read is the array, too: it changes with it, unless a kernel has to copy the array because the
+    value is still in use. So whatever uses the value has to run before the next change.
+
+    Seen in TensorFlow 2.21.0: `Tensor::RefCountIsOne` is false for the buffer of an array, and true for a slice of it
+    that nothing else uses; `ResourceApplyAdam` and others copy the value of a variable if it is false. Reason: tasks of
+    one host update parameters in the same memory. Replace with: variables in memory that the caller provides.
+
+    Args:
+        place: the array, as the function has returned it: the values, with others behind them.
+        shape: of the variable. TensorFlow copies slices whose bytes are no multiple of 64: then the variable is flat,
+            and has more values.
+        write: assigns a value: writes it to the array.
+    """
+    size, every = int(np.prod(shape)), 64 // place.dtype.size
+    if size % every:
+        size += -size % every
+        shape = [size]
+    return _VariableAt(tf.reshape(place[:size], shape), write)
+
+
+class _VariableAt(BaseResourceVariable):
+    """See `variable_at`."""
+
+    def __init__(self, value: tf.Tensor, write: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        super().__init__(handle=handle, dtype=value.dtype, shape=value.shape, trainable=False)
+        self._write = write
+
+    def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:  # noqa: ARG002 TensorFlow's parameters
+        """Assigns a value; it has to be known which operations wait for it, so nothing is read."""
+        return self._write(tf.cast(value, self.dtype))
 
 
 class Read(keras.Variable):

@@ -391,11 +391,15 @@ class TrainingLoop:
         for execution in self._executions(epoch, boundary, one_by_one=one_by_one):
             # An execution without losses only reports dropped gradients.
             each_batch = self._needs.each_batch and len(execution.losses)
-            if each_batch and not one_by_one:
-                self._group.begin(execution.first - self._schedule.first_step(epoch))
+            if each_batch:
+                self._engine.read_updates()  # for callbacks
+                if not one_by_one:
+                    self._group.begin(execution.first - self._schedule.first_step(epoch))
             self._count(execution, epoch)
             if each_batch:
                 self._end_group(epoch, boundary if ends_group else None)
+                if not one_by_one:
+                    self._engine.share_changes()
 
     def _workers_changed(self, epoch: int) -> bool:
         """Takes workers that have joined; returns whether the epoch has another number of steps now."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,7 +11,15 @@ import pytest
 
 from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory import memory
-from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, OthersMemory, OwnMemory, Place, Region
+from tfdist_cli.train.cluster.shared_memory.memory import (
+    ALIGNED,
+    OthersMemory,
+    OwnMemory,
+    Place,
+    Region,
+    has_ended,
+    is_stopped,
+)
 
 PROCESS = """
 import sys, numpy as np
@@ -95,6 +104,36 @@ def test_memory_of_a_process_that_ends_is_gone_though_its_parent_does_not_know_i
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(FileNotFoundError):
             OthersMemory.of(identity)
+
+
+def test_a_process_that_is_stopped_is_told_from_one_that_runs_or_has_ended():
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+        found = []
+
+        def look():
+            found.append((is_stopped(process.pid), has_ended(process.pid)))
+
+        look()
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        look()
+        os.kill(process.pid, signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+        look()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        look()  # its parent does not know it
+        process.wait()
+        look()
+    assert found == [(False, False), (True, False), (False, False), (False, True), (False, True)]
+
+
+def test_the_name_of_a_process_may_look_like_a_state(tmp_path):
+    program = tmp_path / "x) T 1 ("
+    program.symlink_to("/bin/cat")
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
+        assert not is_stopped(process.pid)
+        assert not has_ended(process.pid)
 
 
 def test_other_files_of_a_process_are_left_alone(tmp_path, own):

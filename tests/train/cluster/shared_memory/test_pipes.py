@@ -1,11 +1,25 @@
 """Short messages between tasks, in pipes."""
 
+import fcntl
 import os
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.pipes import NUMBERS, Pipe, PipeTo
+
+PROCESS = """
+import sys
+from tfdist_cli.train.cluster.shared_memory.pipes import Pipe
+pipe = Pipe()
+print(*pipe.place, flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -58,9 +72,47 @@ def test_messages_of_several_threads_are_not_mixed(pipe):
 def test_a_closed_pipe_takes_no_message():
     pipe = Pipe()
     other = PipeTo(os.getpid(), pipe.place)
+    found = [other.is_broken]
+    other.send(1)
+    found.append(other.is_broken)  # a message that nobody has received is no error
     pipe.close()
+    found.append(other.is_broken)
+    assert found == [False, False, True]
     assert not other.send(1)
     other.close()
+    with pytest.raises(FileNotFoundError):
+        PipeTo(os.getpid(), pipe.place)
+
+
+def test_a_full_pipe_is_not_broken(pipe):
+    other = PipeTo(os.getpid(), pipe.place)
+    size = fcntl.fcntl(pipe.place[0], fcntl.F_SETPIPE_SZ, 4096)
+    for number in range(size // (8 * NUMBERS)):
+        other.send(number)
+    assert not other.is_broken
+    other.close()
+
+
+def test_the_pipe_of_a_process_that_was_killed_is_broken():
+    with subprocess.Popen([sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        descriptor, inode = map(int, process.stdout.readline().split())
+        other = PipeTo(process.pid, (descriptor, inode))
+        assert other.send(1)
+        before = other.is_broken
+        process.kill()
+        process.wait()
+        assert (before, other.is_broken) == (False, True)
+        assert not other.send(1)
+    other.close()
+
+
+def test_a_pipe_is_closed_once_and_when_nothing_uses_it(pipe):
+    before = opened()
+    others = [PipeTo(os.getpid(), pipe.place) for _ in range(2)]
+    for _ in range(2):
+        others[0].close()
+    del others
+    assert not opened() - before
 
 
 def test_a_descriptor_that_is_another_file_by_now_is_left_alone(pipe, tmp_path):
@@ -74,6 +126,25 @@ def test_a_descriptor_that_is_another_file_by_now_is_left_alone(pipe, tmp_path):
         PipeTo(os.getpid(), (other.place[0], pipe.place[1]))
     other.close()
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["socket", "folder"])
+def test_a_descriptor_of_a_file_that_cannot_be_opened_is_no_pipe(pipe, tmp_path, kind):
+    found = socket.socket().detach() if kind == "socket" else os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(FileNotFoundError):
+        PipeTo(os.getpid(), (found, pipe.place[1]))
+    os.close(found)
+
+
+def test_a_descriptor_that_becomes_another_file_while_it_is_opened_is_closed(pipe, monkeypatch):
+    other = Pipe()
+    before = opened()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "readlink", lambda _: f"pipe:[{pipe.place[1]}]")
+        with pytest.raises(FileNotFoundError):
+            PipeTo(os.getpid(), (other.place[0], pipe.place[1]))
+    assert not opened() - before
+    other.close()
 
 
 def test_a_process_that_has_exited_has_no_pipe(pipe):

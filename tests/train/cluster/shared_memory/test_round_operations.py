@@ -16,7 +16,7 @@ from tfdist_cli.train.cluster.shared_memory.rounds import END
 TYPES = [np.dtype(tf.as_dtype(name).as_numpy_dtype) for name in ("float32", "bfloat16", "int64")]
 LAYOUT = Layout(
     values=[[Array(dtype, 3) for dtype in TYPES], [Array(TYPES[0], 2)]],
-    gradients=[[Array(TYPES[0], 4)], []],
+    others=[[Array(TYPES[0], 4)], []],
     report=Array(np.dtype(np.float64), 2),
 )
 FIRST = tf.constant(40, tf.int64)

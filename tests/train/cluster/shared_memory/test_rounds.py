@@ -19,7 +19,7 @@ from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds
 FLOATS = np.dtype(np.float32)
 LAYOUT = Layout(
     values=[[Array(FLOATS, 4)], [Array(FLOATS, 2), Array(FLOATS, 1)]],
-    gradients=[[Array(FLOATS, 4)], [Array(FLOATS, 2), Array(FLOATS, 1)]],
+    others=[[Array(FLOATS, 4)], [Array(FLOATS, 2), Array(FLOATS, 1)]],
     report=Array(np.dtype(np.float64), 2),
 )
 FIRST, IN_CHUNK = 40, 0
@@ -85,7 +85,7 @@ def filled(arrays, number):
 
 
 def commit(worker, sequence, number):
-    gradients = [array for own in LAYOUT.gradients for array in filled(own, number)]
+    gradients = [array for own in LAYOUT.others for array in filled(own, number)]
     worker.commit(sequence, np.array([number, 0.0]), gradients)
 
 

@@ -1,5 +1,6 @@
 """Values and gradients arrive unchanged, whatever they are packed with."""
 
+import contextlib
 from dataclasses import replace
 
 import keras
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tfdist_cli.spec.sections.updates import ShardRule
 from tfdist_cli.train.cluster.shared_memory import tensors
 from tfdist_cli.train.engine.parameter_server import transport as transport_module
-from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Transport
+from tfdist_cli.train.engine.parameter_server.transport import Piggyback, Pulled, Transport
 from tfdist_cli.train.model.embeddings import LookedUpRows, Lookup
 from tfdist_cli.train.optimizers.terms import SIZES, SQUARES, SummedTerms, tensors_of, whole_table
 from tfdist_cli.train.variables.sharding import parts
@@ -498,3 +499,39 @@ def test_rows_of_an_unknown_shape_are_unpacked():
 
     for found, row in zip(send(), (2, 1), strict=True):
         assert [each[row].numpy().tolist() for each in found] == [[4, 6], [10, 20]]
+
+
+def test_gradients_of_whole_variables_are_those_of_the_worker():
+    """Nothing is rounded, packed or sent where the parameters are updated in place."""
+    variables = [variable(np.zeros(shape)) for shape in ((2, 3), (3, 2), (2, 2), ())]
+    transport = Transport(variables, dtype="bfloat16", terms={1: SQUARES, 2: SIZES, 3: SQUARES})
+    sparse = tf.IndexedSlices(tf.constant([[1.0, 2], [3, 4], [-1, 1]]), tf.constant([2, 0, 2]), tf.constant([3, 2]))
+    exact = tf.constant([[1 + 2**-20, -2.0], [3.0, 4.0]])
+    values = [tf.zeros(each.shape) for each in variables]
+    none, of_rows, of_sizes, scalar = transport.whole_gradients(
+        [None, sparse, exact, tf.constant(3.0)], Pulled.whole(values)
+    )
+    assert none is None
+    ((rows,), (sizes,), (number,)) = of_rows or [], of_sizes or [], scalar or []
+    assert [each.kind for each in (rows, sizes, number)] == [SQUARES, SIZES, SQUARES]
+    np.testing.assert_array_equal(rows.total, [[3, 4], [0, 0], [0, 3]])
+    np.testing.assert_array_equal(rows.terms, [[9, 16], [0, 0], [2, 5]])
+    np.testing.assert_array_equal(sizes.total, exact)
+    np.testing.assert_array_equal(sizes.terms, np.abs(exact))
+    assert (float(number.total), float(number.terms)) == (3, 9)
+
+
+def test_gradients_of_rows_are_summed_where_workers_compute():
+    scopes = []
+
+    @contextlib.contextmanager
+    def scope():
+        scopes.append("entered")
+        yield
+
+    transport = Transport([variable(np.zeros((2, 2)))], device_scope=scope)
+    sparse = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([2, 2]))
+    (found,) = transport.whole_gradients([sparse], Pulled.whole([tf.zeros([2, 2])]))
+    (total,) = found or []
+    np.testing.assert_array_equal(total, [[0, 0], [1, 1]])
+    assert scopes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
@@ -19,30 +19,30 @@ class Layout:
     """The arrays of the boards of a run, which all its tasks know.
 
     Args:
-        values: those of each ps, the leader first.
-        gradients: those that a worker writes for each ps.
+        values: those of each ps that workers read, the leader first.
+        others: more arrays of each ps: the gradients that a worker writes for it, or slots.
         report: what a worker writes for the leader besides.
     """
 
     values: Sequence[Sequence[Array]]
-    gradients: Sequence[Sequence[Array]]
-    report: Array
+    others: Sequence[Sequence[Array]]
+    report: Array = field(default_factory=lambda: Array(np.dtype(np.float64), 0))
 
     @property
     def of_worker(self) -> list[Array]:
         """The arrays of a worker's board."""
-        return [self.report, *(array for own in self.gradients for array in own)]
+        return [self.report, *(array for own in self.others for array in own)]
 
     def part(self, ps: int) -> slice:
         """Which arrays of a worker's board are for a ps."""
-        begin = 1 + sum(map(len, self.gradients[:ps]))
-        return slice(begin, begin + len(self.gradients[ps]))
+        begin = 1 + sum(map(len, self.others[:ps]))
+        return slice(begin, begin + len(self.others[ps]))
 
     @property
     def packed(self) -> np.ndarray:
-        """Its numbers, int64: of the ps, of the report, then of each ps those of its values and gradients."""
+        """Its numbers, int64: of the ps, of the report, then of each ps those of its values and others."""
         numbers = [len(self.values), self.report.size]
-        for arrays in (own for each in zip(self.values, self.gradients, strict=True) for own in each):
+        for arrays in (own for each in zip(self.values, self.others, strict=True) for own in each):
             numbers.append(len(arrays))
             numbers += [number for each in arrays for number in (tf.as_dtype(each.dtype).as_datatype_enum, each.size)]
         return np.array(numbers, np.int64)
@@ -59,8 +59,8 @@ class Layout:
                 yield Array(np.dtype(tf.as_dtype(kind).as_numpy_dtype), next(left))
 
         each = [(tuple(arrays()), tuple(arrays())) for _ in range(count_of_ps)]
-        values, gradients = zip(*each, strict=True)
-        return cls(values, gradients, Array(np.dtype(np.float64), report))
+        values, others = zip(*each, strict=True)
+        return cls(values, others, Array(np.dtype(np.float64), report))
 
     def opened_on(self, devices: Sequence[str], function: str, *arguments: tf.Tensor) -> tf.Tensor:
         """Opens the boards of all ps; called in a function.

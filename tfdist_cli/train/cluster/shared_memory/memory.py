@@ -227,13 +227,23 @@ def _host() -> int:
 
 def has_ended(process: int) -> bool:
     """Whether a process has ended, is ending, or has a parent that has not noticed that it has."""
-    folder = Path(f"/proc/{process}")
     try:
-        state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
-        pages = (folder / "statm").read_bytes().split()[0]
+        pages = Path(f"/proc/{process}/statm").read_bytes().split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return state in (b"Z", b"X") or pages == b"0"
+    return _state(process) in (b"Z", b"X") or pages == b"0"
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process was stopped by a signal, or by a debugger."""
+    return _state(process) in (b"T", b"t")
+
+
+def _state(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return b"X"
 
 
 @contextmanager

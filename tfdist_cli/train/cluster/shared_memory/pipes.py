@@ -7,11 +7,14 @@ sends a message is there when the message is received.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
 import struct
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 NUMBERS = 8
 """How many numbers a message is."""
@@ -55,17 +58,14 @@ class PipeTo:
         place: of its pipe in that process, `Pipe.place`.
 
     Raises:
-        OSError: there is no such pipe.
+        OSError: there is no such pipe, see `opened_pipe`.
     """
 
     def __init__(self, process: int, place: tuple[int, int]) -> None:
-        descriptor, inode = place
-        path = f"/proc/{process}/fd/{descriptor}"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        found = os.fstat(self._descriptor)
-        if not stat.S_ISFIFO(found.st_mode) or found.st_ino != inode:  # the descriptor is another file's by now
-            os.close(self._descriptor)
-            raise FileNotFoundError(f"{path} is no pipe of a task")
+        self._descriptor = opened_pipe(process, place, os.O_WRONLY)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._state = select.poll()
+        self._state.register(self._descriptor, 0)  # errors alone
 
     def send(self, *numbers: int) -> bool:
         """Sends a message of at most `NUMBERS` numbers; returns whether the task still has its pipe."""
@@ -75,9 +75,38 @@ class PipeTo:
             return False
         return True
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the task has its pipe no more."""
+        return bool(self._state.poll(0))
+
     def close(self) -> None:
-        """Closes it here."""
-        os.close(self._descriptor)
+        """Closes it here. It closes itself, too, when nothing uses it any more."""
+        self._close()
+
+
+def opened_pipe(process: int, place: tuple[int, int], flags: int) -> int:
+    """Opens the pipe of a task; returns the descriptor of it here. Other files of the task are left alone.
+
+    Args:
+        process: the task's.
+        place: the descriptor and the inode of the pipe in that process.
+        flags: of `os.open`.
+
+    Raises:
+        FileNotFoundError: there is no such pipe: the descriptor is closed, or another file's by now.
+        OSError: it cannot be opened here.
+    """
+    descriptor, inode = place
+    path = Path(f"/proc/{process}/fd/{descriptor}")
+    if str(path.readlink()) != f"pipe:[{inode}]":
+        raise FileNotFoundError(errno.ENOENT, f"{path} is no pipe of a task")
+    opened = os.open(path, flags | os.O_CLOEXEC)
+    found = os.fstat(opened)
+    if not stat.S_ISFIFO(found.st_mode) or found.st_ino != inode:  # it has become another file's meanwhile
+        os.close(opened)
+        raise FileNotFoundError(errno.ENOENT, f"{path} is no pipe of a task")
+    return opened
 
 
 def _write(descriptor: int, numbers: Sequence[int]) -> None:

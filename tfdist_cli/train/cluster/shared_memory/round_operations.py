@@ -176,7 +176,7 @@ class Rounds:
         Returns:
             The reports, float64, shape (workers, numbers), on the leader; and each worker's arrays.
         """
-        own = self._layout.gradients[number]
+        own = self._layout.others[number]
         types = [array.dtype for array in own] * workers
         reports, *arrays = unordered(call_registered(_COLLECT, [ps[number], sequence], [tf.float64, *types]))
         arrays = [tf.ensure_shape(each, [array.size]) for each, array in zip(arrays, [*own] * workers, strict=True)]

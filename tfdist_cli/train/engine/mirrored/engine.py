@@ -294,6 +294,9 @@ class MirroredEngine:
         changed = self.total(np.array([self.is_chief and self._assigned.contains(variable) for variable in variables]))
         self._share([variable for variable, any_change in zip(variables, changed, strict=True) if any_change])
 
+    def read_updates(self) -> None:
+        """Does nothing: each task updates its variables."""
+
     def _variables(self) -> list[keras.Variable]:
         return self._step.parameters + self._step.state + self._step.optimizer_variables
 

@@ -390,6 +390,9 @@ class ModelParallelEngine:
     def share_changes(self) -> None:
         """Does nothing, see `share_variables`."""
 
+    def read_updates(self) -> None:
+        """Does nothing: updates are made where the variables are."""
+
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""
         with self.scope():

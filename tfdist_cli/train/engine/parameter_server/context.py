@@ -22,7 +22,13 @@ from tfdist_cli.train.model.embeddings import EmbeddingTables
 from tfdist_cli.train.model.metrics import MetricTotals
 from tfdist_cli.train.model.rng.counters import SeedCounters
 from tfdist_cli.train.model.train_step import ModelStep, Tensors
-from tfdist_cli.train.optimizers.apply import apply, apply_on_device, is_divided_by_devices
+from tfdist_cli.train.optimizers.apply import (
+    StoredParameter,
+    apply,
+    apply_on_device,
+    is_divided_by_devices,
+    stored_parameters,
+)
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.optimizers.registry import kernels_disabled
 from tfdist_cli.train.optimizers.terms import Terms, split_gradient
@@ -128,16 +134,33 @@ class ParameterServerContext:
         Returns:
             How many updates were applied before this one.
         """
-        optimizer, parameters = self.step.optimizer, self.step.parameters
+        stored = stored_parameters(self.step.optimizer, self.step.parameters)
         number = counts.on(device).assign_add(1, read_value=True) - 1
-        rate = learning_rate(optimizer)
-        own_rate = (lambda: tf.cast(sent_rate, rate.dtype)) if isinstance(rate, keras.Variable) else rate
         given = [
-            gradient if depends and parts(variable)[0].device == device else None
-            for gradient, depends, variable in zip(gradients, present, parameters, strict=True)
+            gradient if depends and each.shards[0].device == device else None
+            for gradient, depends, each in zip(gradients, present, stored, strict=True)
         ]
-        apply_on_device(optimizer, given, parameters, (learning_rate_at(own_rate, number, self.rate), number))
+        self.apply_to(stored, given, number, sent_rate)
         return number
+
+    def apply_to(
+        self,
+        stored: Sequence[StoredParameter],
+        gradients: Sequence[Gradient | None],
+        number: tf.Tensor,
+        sent_rate: tf.Tensor,
+    ) -> None:
+        """Updates parameters where this is called.
+
+        Args:
+            stored: all parameters, on any devices.
+            gradients: one per parameter, by shards; None for those that stay as they are.
+            number: how many updates were applied before this one.
+            sent_rate: see `sent_rate`.
+        """
+        rate = learning_rate(self.step.optimizer)
+        own_rate = (lambda: tf.cast(sent_rate, rate.dtype)) if isinstance(rate, keras.Variable) else rate
+        apply_on_device(self.step.optimizer, gradients, stored, (learning_rate_at(own_rate, number, self.rate), number))
 
     def apply_within(self, optimizer: Optimizer, gradients: list[Any], variables: list[keras.Variable]) -> tf.Tensor:
         """Makes an update of a worker's step; returns how many updates the optimizer has made before this one.

@@ -523,7 +523,12 @@ class ParameterServerEngine:
         """Does nothing: the variables are on the ps, where every task reads them."""
 
     def share_changes(self) -> None:
-        """Does nothing, see `share_variables`."""
+        """See `Engine.share_changes`: variables are on the ps, but workers may see them in memory that they share."""
+        self._updates.share_changes()
+
+    def read_updates(self) -> None:
+        """See `Engine.read_updates`."""
+        self._updates.read_updates()
 
     def settle(self, step: int) -> None:
         """See `Engine.settle`."""

@@ -70,6 +70,12 @@ class SynchronousUpdates:
         del adapts  # both measure the steps, and order few at a time where steps take long
         return self.updates.run(iterators, steps, first=first, size=size, pause=pause)
 
+    def share_changes(self) -> None:
+        """Does nothing: no step is taken while callbacks are called."""
+
+    def read_updates(self) -> None:
+        """Does nothing: updates are made where the variables are."""
+
     def close(self) -> None:
         """Nothing goes on beside runs."""
 

@@ -123,6 +123,11 @@ class Pulled:
     counts: dict[tuple[int, int], tf.Tensor]
     sent: Tensors
 
+    @classmethod
+    def whole(cls, values: Tensors) -> Pulled:
+        """Returns parameters that were read where they are stored."""
+        return cls(values, [], {}, [])
+
 
 @dataclass(frozen=True)
 class PushedGradients:
@@ -319,6 +324,20 @@ class Transport:
         with self.device_scope():
             return [self._rounded(_packed(pieces)) for pieces in self._pieces(gradients, pulled)]
 
+    def whole_gradients(self, gradients: Sequence[Any], pulled: Pulled) -> list[Gradient | None]:
+        """Returns a worker's gradients as updates take them, if there are no tables and no shards; None stays None."""
+        found: list[Gradient | None] = []
+        for parameter, (gradient, value) in enumerate(zip(gradients, pulled.values, strict=True)):
+            if gradient is None:
+                found.append(None)
+                continue
+            with self.device_scope():
+                total = dense(gradient, value)
+                if parameter in self.terms:
+                    total = SummedTerms(total, self._taken_of_terms(parameter, gradient, value), self.terms[parameter])
+            found.append([total])
+        return found
+
     def arrived(self, packed: Sequence[tf.Tensor]) -> PushedGradients:
         """The gradients on the ps that have what `packed_gradients` returned, if there are no tables."""
         whole = []
@@ -419,13 +438,14 @@ class Transport:
 
     def _terms_of(self, parameter: int, gradient: Any, value: tf.Tensor) -> tf.Tensor:
         """What the update takes of the terms of a gradient, as it crosses: rounded, it is a root."""
+        found = self._taken_of_terms(parameter, gradient, value)
+        return self.terms[parameter].root(found) if self._wire_dtype else found
+
+    def _taken_of_terms(self, parameter: int, gradient: Any, value: tf.Tensor) -> tf.Tensor:
         kind = self.terms[parameter]
         if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.IndexedSlices(kind.of(gradient.values), gradient.indices)
-            found = dense(gradient, value)
-        else:
-            found = kind.of(dense(gradient, value))
-        return kind.root(found) if self._wire_dtype else found
+            return dense(tf.IndexedSlices(kind.of(gradient.values), gradient.indices), value)
+        return kind.of(dense(gradient, value))
 
     def sizes(self, lookup: Lookup, *, ahead: bool = False) -> dict[str, tf.Tensor]:
         """Bytes that a pull brings to a worker, `pulled`, and that it and a push send to the ps, `pushed`.

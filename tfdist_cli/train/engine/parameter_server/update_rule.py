@@ -69,6 +69,12 @@ class UpdateRule(Protocol):
             pause: tells when no more steps are started.
         """
 
+    def share_changes(self) -> None:
+        """See `Engine.share_changes`; it may be called within a run."""
+
+    def read_updates(self) -> None:
+        """See `Engine.read_updates`; it is called within a run."""
+
     def close(self) -> None:
         """Ends what goes on beside runs."""
 

@@ -1,5 +1,6 @@
 """Dividing steps into executions, pausing between two steps, and fetching results if a worker fails meanwhile."""
 
+import queue
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.asynchronous import updates as asynchronous_updates
-from tfdist_cli.train.engine.parameter_server.asynchronous.updates import AwaitedWorkers, _fetched
+from tfdist_cli.train.engine.parameter_server.asynchronous.executions import WorkerExecutions
+from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import SharedExecutions
+from tfdist_cli.train.engine.parameter_server.asynchronous.updates import AsynchronousUpdates, AwaitedWorkers, _fetched
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 
 
@@ -74,6 +77,32 @@ def test_each_loss_of_a_worker_that_others_wait_for_is_logged_once(log):
     awaited.returned(SimpleNamespace(worker_index=1))
     awaited.note([1, 2])
     assert len(log) == 3
+
+
+def test_changes_are_shared_within_runs_of_shared_memory_alone():
+    shared = []
+    of_memory = SharedExecutions.__new__(SharedExecutions)
+    vars(of_memory)["shared"] = SimpleNamespace(share_changes=lambda: shared.append(True))
+    rule = AsynchronousUpdates.__new__(AsynchronousUpdates)
+    for executions, messages in ((of_memory, None), (WorkerExecutions.__new__(WorkerExecutions), queue.SimpleQueue())):
+        rule._executions, rule._messages = executions, messages
+        rule.share_changes()
+    assert not shared
+    rule._executions = of_memory
+    rule.share_changes()
+    assert shared == [True]
+
+
+def test_a_lost_ps_is_the_cause_if_changes_cannot_be_shared():
+    def fails():
+        raise tf.errors.CancelledError(None, None, "cancelled with the ps")
+
+    rule = AsynchronousUpdates.__new__(AsynchronousUpdates)
+    rule._executions, rule._messages = SharedExecutions.__new__(SharedExecutions), queue.SimpleQueue()
+    vars(rule._executions)["shared"] = SimpleNamespace(share_changes=fails)
+    rule._messages.put(LOST)
+    with pytest.raises(tf.errors.UnavailableError):
+        rule.share_changes()
 
 
 class PauseAtUpdate(NoPause):

@@ -94,7 +94,7 @@ def test_a_worker_sees_what_a_ps_shows(context, variables, wire):
     shown = functions._shown(HERE, first=True)
     assert [array.size for array in layout.values[0]] == [int(tf.size(each)) for each in shown]
     assert [array.dtype for array in layout.values[0]] == [each.dtype.as_numpy_dtype for each in shown]
-    assert [array.size for array in layout.gradients[0]] == [8]
+    assert [array.size for array in layout.others[0]] == [8]
     assert layout.report.size == functions.layout.size
     assert len(functions._shown(HERE, first=False)) == len(shown) - 2  # but for the state that no step assigns
     pulled, state = functions._seen(shown)

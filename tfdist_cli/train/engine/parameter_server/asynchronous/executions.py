@@ -442,9 +442,12 @@ class ExecutionTrace:
         gradients = list(self.gradients(current, lambda: current.pulled.values))
         mean = gradients[0] if len(gradients) == 1 else self._mean(gradients, current.pulled.values)
         self.timer.end("compute", mean)
-        read = current.read
-        self.timer.add_bytes(lambda: self._context.transport.sizes(read.lookup, ahead=read.is_sent))
+        self.timer.add_bytes(lambda: self._sizes(current.read))
         return mean
+
+    def _sizes(self, read: ReadBatches) -> dict[str, Any]:
+        """The bytes that cross for a round, by the names of `TRAFFIC`."""
+        return self._context.transport.sizes(read.lookup, ahead=read.is_sent)
 
     def _mean(self, gradients: list[list[Any]], parameters: Tensors) -> list[Any]:
         mean: list[Any] = []

@@ -1,14 +1,14 @@
-"""Asynchronous updates of tasks that share memory: parameters and gradients cross there, see `exchanges`.
+"""Asynchronous updates of tasks that share memory: workers update the parameters where they are, see `parameters`.
 
-Each ps runs a function for as long as a run lasts, in which it takes one worker's gradients after another. So a
-worker's execution has operations of its own task alone, but for those at its begin and its end. The learning rate
-crosses with the gradients, since callbacks may set it between executions.
+A worker's execution has operations of its own task alone, but for those at its begin and its end. It applies its
+gradients to variables of its own, whose values are in the memory of the ps. The learning rate is read at the begin of
+an execution, since callbacks may set it between two of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
-from tfdist_cli.train.cluster.shared_memory.exchange_operations import Exchanges
-from tfdist_cli.train.cluster.shared_memory.exchanges import NotAnswered, Wanted
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
+from tfdist_cli.train.cluster.shared_memory.parameter_operations import SharedParameters
+from tfdist_cli.train.cluster.shared_memory.parameters import UpdatesEnded
 from tfdist_cli.train.engine.parameter_server.asynchronous.executions import (
     Carried,
     ExecutionTrace,
@@ -27,17 +27,21 @@ from tfdist_cli.train.engine.parameter_server.asynchronous.executions import (
     WorkerExecutions,
     shaped_like,
 )
+from tfdist_cli.train.engine.parameter_server.batches import ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.transport import Pulled, PushedGradients
+from tfdist_cli.train.engine.parameter_server.transport import Pulled
 from tfdist_cli.train.engine.parameter_server.worker_functions import Threads, try_briefly
 from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.engine.step_timer import time_of
 from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.optimizers.update_numbers import UpdateCounts
+from tfdist_cli.train.optimizers.apply import StoredParameter, stored_parameters
+from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
+from tfdist_cli.train.tf_compat.variables import variable_at
+from tfdist_cli.train.variables.sharding import Gradient
 
 
 def suits(context: ParameterServerContext) -> bool:
@@ -52,20 +56,35 @@ def suits(context: ParameterServerContext) -> bool:
     return context.updates_divide
 
 
-def is_not_answered(error: Exception) -> bool:
-    """Whether a worker has failed because a ps answers no more."""
-    return NotAnswered.__name__ in str(getattr(error, "original_exception", None) or error)
+def is_ended(error: Exception) -> bool:
+    """Whether a worker has failed because a ps takes no more updates."""
+    return UpdatesEnded.__name__ in str(getattr(error, "original_exception", None) or error)
+
+
+@dataclass(frozen=True)
+class LocalParameters:
+    """The parameters as an execution of a worker sees them.
+
+    Args:
+        number: of the worker's side of them, int64, shape ().
+        parameters: the parameters, in the order of the model's, each with its slots.
+        variables: what stores them, in the order of `SharedParameters.places`.
+    """
+
+    number: tf.Tensor
+    parameters: Sequence[StoredParameter]
+    variables: Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the ps have answered.
+    """What a worker finds in the memory of the ps.
 
     Args:
-        before: how many updates there were before this one, int64, shape ().
+        before: how many updates there were before the worker's own, int64, shape ().
         updates: how many there are.
         stopped: whether the execution is to end.
-        values: the values of all ps, if they were wanted.
+        values: the parameters, in the order of the model's.
     """
 
     before: tf.Tensor
@@ -74,190 +93,243 @@ class Answer:
     values: Tensors
 
 
-class SharedExchanges:
-    """What workers and ps do in exchanges.
+class SharedUpdates:
+    """What workers and ps do.
 
     Args:
         context: the model on its cluster.
-        counts: of the updates on each ps.
-        stopped: the variable, on the leader, that tells executions to end.
     """
 
-    def __init__(self, context: ParameterServerContext, counts: UpdateCounts, stopped: Any) -> None:
-        self._context, self._counts, self._stopped = context, counts, stopped
-        leader = iterations(context.step.optimizer).value.device
-        found = dict.fromkeys(bucket.device for bucket in context.transport.buckets)
-        self._devices = sorted(found, key=lambda device: device != leader)
-        self._operations = Exchanges(self._devices, self._layout())
-        self._present: list[bool] = []
-        """Which parameters have a gradient; known when a worker's function has been traced."""
+    def __init__(self, context: ParameterServerContext) -> None:
+        self._context = context
+        self._stored = stored_parameters(context.step.optimizer, context.step.parameters)
+        self._counter = iterations(context.step.optimizer).value
+        of_device: dict[str, list[int]] = {self._counter.device: []}
+        for number, each in enumerate(self._stored):
+            of_device.setdefault(each.shards[0].device, []).append(number)
+        self._devices, self._own = list(of_device), list(of_device.values())
+        """The ps, the leader first, and the parameters on each of them, by their numbers."""
+        parameters = [[_array(self._stored[number].shards[0]) for number in own] for own in self._own]
+        slots = [[_array(slot) for number in own for (slot,) in self._stored[number].slots] for own in self._own]
+        self._operations = SharedParameters(self._devices, Layout(parameters, slots))
+        self._begin_run = tf.function(partial(self._publish, begins=True), autograph=False)
+        self._publish_changes = tf.function(partial(self._publish, begins=False), autograph=False)
+        self._read_all = tf.function(self._read, autograph=False)
         self._functions: dict[str, Any] = {}
         """What each ps runs, by the name of a thread."""
 
-    def _layout(self) -> Layout:
-        values: dict[str, list[Array]] = {device: [] for device in self._devices}
-        gradients: dict[str, list[Array]] = {device: [] for device in self._devices}
-        for bucket in self._context.transport.buckets:
-            dtype, shown, sent = self._context.transport.crossing(bucket)
-            values[bucket.device].append(Array(np.dtype(dtype.as_numpy_dtype), shown))
-            gradients[bucket.device].append(Array(np.dtype(dtype.as_numpy_dtype), sent))
-        return Layout(list(values.values()), list(gradients.values()), Array(np.dtype(np.float64), 1))
+    def _variables(self, ps: int) -> list[Any]:
+        """The variables on a ps: its parameters, then their slots."""
+        own = [self._stored[number] for number in self._own[ps]]
+        return [each.shards[0] for each in own] + [slot for each in own for (slot,) in each.slots]
+
+    def begin(self) -> None:
+        """Begins a run: writes the variables to the memory of the ps."""
+        self._begin_run()
+
+    def share_changes(self) -> None:
+        """Lets workers see what was assigned to variables in a run."""
+        self._publish_changes()
+
+    def read_updates(self) -> None:
+        """Lets variables have what workers have made of them in a run so far."""
+        self._read_all()
+
+    def _publish(self, *, begins: bool) -> None:
+        updates = None
+        for ps, device in enumerate(self._devices):
+            with tf.device(device):
+                self._operations.publish(ps, self._variables(ps))
+                if begins:
+                    updates = tf.identity(self._counter) if updates is None else updates
+                    self._operations.begin(ps, updates)
+
+    def _read(self) -> None:
+        for ps, device in enumerate(self._devices):
+            with tf.device(device):
+                self._read_of(ps)
+
+    def _read_of(self, ps: int) -> None:
+        updates = self._operations.read(ps, self._variables(ps))
+        if not ps:
+            self._counter.assign(updates, read_value=False)
 
     def rate(self) -> tf.Tensor:
-        """What an execution sends of the learning rate, float64, shape (1,); called on a worker."""
-        return tf.reshape(self._context.sent_rate(), [1])
+        """The learning rate of an execution, see `ParameterServerContext.sent_rate`; called on a worker."""
+        return tf.identity(self._context.sent_rate())
 
-    def begin(self, ready: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Begins the exchanges of an execution, once some tensors are there; returns their number."""
+    def open(self, ready: Sequence[tf.Tensor]) -> LocalParameters:
+        """Begins the updates of an execution, once some tensors are there."""
         with tf.control_dependencies(ready):
-            return self._operations.borrow()
+            number = self._operations.borrow()
+        places = iter(self._operations.places(number))
+        found: dict[int, StoredParameter] = {}
+        variables: list[Any] = []
+        for ps, own in enumerate(self._own):
+            begin = len(variables)
+            for each in self._variables(ps):
+                write = partial(self._operations.write, number, len(variables))
+                variables.append(variable_at(next(places), each.shape, write))
+            slots = iter(variables[begin + len(own) :])
+            for parameter, shard in zip(own, variables[begin:], strict=False):
+                stored = self._stored[parameter]
+                found[parameter] = StoredParameter(stored.variable, [shard], [[next(slots)] for _ in stored.slots])
+        return LocalParameters(number, [found[number] for number in range(len(found))], variables)
 
-    def end(self, number: tf.Tensor, done: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Ends them when some tensors are there: then nothing reads what was pulled; returns the number."""
-        return self._operations.give_back(after(number, done))
+    def close_local(self, local: LocalParameters, done: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Ends the updates of an execution when some tensors are there."""
+        with tf.control_dependencies(list(done)):
+            values = [each.read_value() for each in local.variables]
+        return self._operations.give_back(local.number, values)
 
-    def pull(self, number: tf.Tensor, rate: tf.Tensor) -> Answer:
-        """Asks for the parameters.
+    def pull(self, local: LocalParameters) -> Answer:
+        """Reads the parameters."""
+        return self._in_turn(local, [], lambda ps, number: self._operations.acquire(number, ps, counts=False))
+
+    def update(self, local: LocalParameters, rate: tf.Tensor, gradients: Sequence[Any], pulled: Pulled) -> Answer:
+        """Makes an update, and reads the parameters.
 
         Args:
-            number: of the exchanges.
-            rate: see `rate`.
-        """
-        return self.answer(self._operations.request(number, Wanted.VALUES, rate, []))
-
-    def push(
-        self, number: tf.Tensor, rate: tf.Tensor, gradients: Sequence[Any], pulled: Pulled, *, pulls: bool
-    ) -> tf.Tensor:
-        """Sends gradients; returns the number when they are sent, for `answer`.
-
-        Args:
-            number: of the exchanges.
+            local: the variables.
             rate: see `rate`.
             gradients: one per parameter, or None.
             pulled: the parameters that they are gradients of.
-            pulls: whether the new parameters are wanted.
         """
-        self._present = [gradient is not None for gradient in gradients]
-        packed = self._context.transport.packed_gradients(gradients, pulled)
-        wanted = Wanted.UPDATE | Wanted.VALUES if pulls else Wanted.UPDATE
-        return self._operations.request(number, wanted, rate, self._by_device(packed))
+        whole = self._context.transport.whole_gradients(gradients, pulled)
+        given = [_fitted(each, stored) for each, stored in zip(whole, local.parameters, strict=True)]
+        arrived = tensors_of([part for each in given for part in each or ()])
 
-    def answer(self, sent: tf.Tensor) -> Answer:
-        """Waits for the answers to what was sent."""
-        numbers, values = self._operations.await_answer(sent)
-        before, now, stopped = tf.unstack(numbers)
-        return Answer(before, now, stopped > 0, values)
+        def make(ps: int, number: tf.Tensor) -> tf.Tensor:
+            own = [each if parameter in self._own[ps] else None for parameter, each in enumerate(given)]
+            before = self._operations.acquire(number, ps, counts=True)
+            with _changes() as made, tf.control_dependencies([before]):
+                self._context.apply_to(local.parameters, own, before, rate)
+            return after(before, made)
 
-    def _by_device(self, packed: Tensors) -> Tensors:
-        buckets = self._context.transport.buckets
-        return [
-            each
-            for device in self._devices
-            for each, bucket in zip(packed, buckets, strict=True)
-            if bucket.device == device
-        ]
+        # A ps may have no parameter with a gradient: its update is not counted before this one is computed, either.
+        return self._in_turn(local, [*arrived, *pulled.values], make)
 
-    def pulled(self, values: Tensors) -> Pulled:
-        """The parameters of an answer."""
-        buckets, left = self._context.transport.buckets, iter(values)
-        of_device = {
-            device: iter([next(left) for bucket in buckets if bucket.device == device]) for device in self._devices
-        }
-        return self._context.transport.seen([next(of_device[bucket.device]) for bucket in buckets])
+    def _in_turn(
+        self, local: LocalParameters, ready: Sequence[tf.Tensor], make: Callable[[int, tf.Tensor], tf.Tensor]
+    ) -> Answer:
+        """Does something with one ps after another: a task never waits for a lock while it holds another one.
 
-    def _serving_function(self, number_of_ps: int) -> Any:
-        device = self._devices[number_of_ps]
-        buckets = self._context.transport.buckets
-
-        def serve_next(_: tf.Tensor) -> tf.Tensor:
-            wanted, report, arrays = self._operations.take(number_of_ps)
-            updates = tf.bitwise.bitwise_and(wanted, int(Wanted.UPDATE)) > 0
-            count = self._counts.on(device)
-            number, now = tf.cond(
-                updates, lambda: self._update(device, report[0], arrays), lambda: (count.read_value(),) * 2
-            )
-            with tf.control_dependencies([now]):
-                stopped = tf.zeros([], tf.bool) if number_of_ps else self._stopped.read_value()
-                shown = [self._context.transport.shown(bucket) for bucket in buckets if bucket.device == device]
-            numbers = tf.stack([number, now, tf.cast(stopped, tf.int64)])
-            answered = self._operations.answer(number_of_ps, numbers, shown)
-            return after(wanted, [answered]) != int(Wanted.NOTHING)
-
-        @tf.function(autograph=False)
-        def serve() -> None:
-            with tf.device(device):
-                tf.while_loop(lambda goes_on: goes_on, serve_next, [tf.constant(True)], parallel_iterations=1)
-
-        return serve
-
-    def _update(self, device: str, rate: tf.Tensor, arrays: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
-        """Applies a worker's gradients on a ps; returns how many updates there were before, and how many there are."""
-        left = iter(arrays)
-        transport = self._context.transport
-        packed = [next(left) if bucket.device == device else None for bucket in transport.buckets]
-        arrived = [
-            None if own is None else tf.cast(own, bucket.dtype)
-            for own, bucket in zip(packed, transport.buckets, strict=True)
-        ]
-        gradients = transport.gradients([PushedGradients(arrived, [[] for _ in arrived])])
-        number = self._context.apply_on(device, gradients, self._present, self._counts, rate)
-        return number, number + 1
+        Args:
+            local: the variables.
+            ready: what is awaited before the first lock is acquired.
+            make: acquires the lock of a ps, given by its number and that of the worker's side → how many updates it
+                had, when the lock may be released.
+        """
+        answers: list[tuple[tf.Tensor, tf.Tensor]] = []
+        values: dict[int, tf.Tensor] = {}
+        for ps, own in enumerate(self._own):
+            before = make(ps, after(local.number, ready))
+            numbers, arrived = self._operations.release(after(local.number, [before]), ps)
+            ready = [numbers]
+            answers.append((before, numbers))
+            values |= dict(zip(own, arrived, strict=True))
+        before, numbers = answers[0]
+        shaped = [tf.reshape(values[number], each.shards[0].shape) for number, each in enumerate(self._stored)]
+        return Answer(before, numbers[0], after(numbers[1], ready) > 0, shaped)
 
     def start(self) -> dict[str, Callable[[], None]]:
-        """Traces what the ps run; returns it by names. A worker's function was traced before."""
-        for number in range(len(self._devices)) if not self._functions else ():
-            serve = self._serving_function(number).get_concrete_function()
-            self._functions[f"exchanges:{number}"] = partial(self._run, serve)
+        """Traces what the ps run; returns it by names."""
+        for ps in range(len(self._devices)) if not self._functions else ():
+            wait = tf.function(partial(self._wait, ps), autograph=False).get_concrete_function()
+            self._functions[f"parameters:{ps}"] = partial(self._run, wait)
         return self._functions
 
-    def _run(self, serve: Callable[[], None]) -> None:
+    def _wait(self, ps: int) -> None:
+        with tf.device(self._devices[ps]):
+            ended = self._operations.wait(ps)
+            with tf.control_dependencies([ended]):
+                self._read_of(ps)
+
+    def _run(self, wait: Callable[[], None]) -> None:
         try:
-            serve()
+            wait()
         except Exception:
             self.close()
             raise
 
+    def stop(self) -> None:
+        """Lets executions end after the steps that they are taking."""
+        self._operations.stop()
+
     def close(self) -> None:
-        """Lets workers that wait know that there will be no answer, where no ps takes requests."""
+        """Lets workers know that there are no more updates, where no ps waits."""
         try_briefly(self._operations.close)
 
-    def stop(self) -> None:
-        """Ends what the ps run, when all exchanges are made."""
+    def end(self) -> None:
+        """Ends what the ps run, when all updates are made."""
         self._operations.end()
 
     def abort(self, threads: Threads) -> None:
-        """Ends what the ps run in threads, as far as they can be reached; workers that wait get no answer."""
-        try_briefly(self._operations.abort)
+        """Ends what the ps run in threads, as far as they can be reached; workers make no more updates."""
+        try_briefly(self._operations.close)
         for thread in threads.values():
             thread.join(GRACE_SECONDS)
             if thread.is_alive():
-                end_at_exit(partial(try_briefly, self._operations.abort), thread)
+                end_at_exit(partial(try_briefly, self._operations.close), thread)
+
+
+def _array(variable: Any) -> Array:
+    return Array(np.dtype(variable.dtype.as_numpy_dtype), int(np.prod(variable.shape)))
+
+
+def _fitted(gradient: Gradient | None, stored: StoredParameter) -> Gradient | None:
+    """Gives a gradient the shape of a variable that has more values, see `variable_at`."""
+    (shard,) = stored.shards
+    if gradient is None or tuple(shard.shape) == tuple(stored.variable.shape):
+        return gradient
+    more = int(shard.shape[0]) - int(np.prod(stored.variable.shape))
+
+    def fitted(values: tf.Tensor) -> tf.Tensor:
+        return tf.pad(tf.reshape(values, [-1]), [[0, more]])
+
+    (part,) = gradient
+    if isinstance(part, SummedTerms):
+        return [part.with_values(fitted(part.values), fitted(part.terms))]
+    return [fitted(part)]
+
+
+@contextmanager
+def _changes() -> Iterator[list[tf.Operation]]:
+    """Yields a list that has, at the end of the context, the operations within it that change something."""
+    graph = tf.compat.v1.get_default_graph()
+    begin = len(graph.get_operations())
+    found: list[tf.Operation] = []
+    yield found
+    found += [each for each in graph.get_operations()[begin:] if each.op_def.is_stateful]
 
 
 class SharedTrace(ExecutionTrace):
-    """The trace of an execution that makes exchanges.
+    """The trace of an execution that updates the parameters where they are.
 
     Args:
         arguments: see `ExecutionTrace`.
-        exchanges: what workers and ps do.
-        number: of the execution's exchanges, if they have begun.
-        rate: see `SharedExchanges.rate`.
+        updates: what workers and ps do.
+        local: the parameters, if the execution has begun to update them.
+        rate: see `SharedUpdates.rate`.
     """
 
     def __init__(
         self,
         *arguments: Any,
-        exchanges: SharedExchanges,
-        number: tf.Tensor | None = None,
+        updates: SharedUpdates,
+        local: LocalParameters | None = None,
         rate: tf.Tensor | None = None,
     ) -> None:
-        self._exchanges, self._number, self._sent_rate = exchanges, number, rate
+        self._shared = updates
+        self._own_rate = updates.rate() if rate is None else rate
+        self._local: LocalParameters
+        self._last: Answer
+        if local is not None:
+            self._local = local
         super().__init__(*arguments)
 
     def _read_numbers(self) -> tf.Tensor:
-        """See `ExecutionTrace`; how many updates there were comes with the parameters."""
-        if self._sent_rate is None:
-            self._sent_rate = self._exchanges.rate()
+        """See `ExecutionTrace`; the rate is read before, and how many updates there were comes with the parameters."""
         return tf.zeros([], tf.int64)
 
     def on_counter_device(self) -> AbstractContextManager[Any]:
@@ -265,45 +337,40 @@ class SharedTrace(ExecutionTrace):
         return nullcontext()
 
     def fetch(self) -> Round:
-        """See `ExecutionTrace`. Exchanges begin when there is a batch."""
+        """See `ExecutionTrace`. Updates begin when there is a batch."""
         read = self._reader.next_round(self._next_batch)
-        self._number = self._exchanges.begin(tf.nest.flatten(read.batches)[:1])
-        answer = self._exchanges.pull(self._number, self._sent_rate)
-        return Round(read, self._exchanges.pulled(answer.values), answer.updates)
+        self._local = self._shared.open(tf.nest.flatten(read.batches)[:1])
+        self._last = answer = self._shared.pull(self._local)
+        return Round(read, Pulled.whole(answer.values), answer.updates)
 
     def exchange(self, current: Round, *, more: bool) -> tuple[tf.Tensor, Round | None]:
         """See `ExecutionTrace`."""
-        sent = self._send(current, pulls=more)
+        self._last = answer = self._update(current)
         read = self._reader.next_round(self._next_batch) if more else None
-        answer = self._answer(sent)
-        following = Round(read, self._exchanges.pulled(answer.values), answer.updates) if read else None
+        following = Round(read, Pulled.whole(answer.values), answer.updates) if read else None
         return answer.before, following
 
     def take_round(self, values: Tensors, updates: tf.Tensor) -> Answer:
-        """Takes a round with parameters that are there already; returns what the ps answer, with new ones.
+        """Takes a round with parameters that are there already; returns what it leaves, with new ones.
 
         Args:
             values: see `Answer`.
             updates: the same.
         """
-        read = self._reader.next_round(self._next_batch)
-        return self._answer(self._send(Round(read, self._exchanges.pulled(values), updates), pulls=True))
+        return self._update(Round(self._reader.next_round(self._next_batch), Pulled.whole(values), updates))
 
     def end(self) -> None:
         """See `ExecutionTrace`."""
         read = tf.nest.flatten([self.losses, self.state, self.metrics, self.logs])
-        self._exchanges.end(self._number, [each for each in read if tf.is_tensor(each)])
+        self._shared.close_local(self._local, [self._last.stopped, *(each for each in read if tf.is_tensor(each))])
 
-    def _send(self, current: Round, *, pulls: bool) -> tf.Tensor:
-        gradients = self.compute(current)
-        sent = self._exchanges.push(self._number, self._sent_rate, gradients, current.pulled, pulls=pulls)
-        self.timer.end("push", sent)
-        return sent
+    def _sizes(self, read: ReadBatches) -> dict[str, Any]:  # noqa: ARG002 whatever it is
+        """See `ExecutionTrace`: nothing crosses."""
+        return {}
 
-    def _answer(self, sent: tf.Tensor) -> Answer:
-        answer = self._exchanges.answer(sent)
-        self.timer.end("update", answer.before)
-        self._number = after(sent, [answer.before])
+    def _update(self, current: Round) -> Answer:
+        answer = self._shared.update(self._local, self._own_rate, self.compute(current), current.pulled)
+        self.timer.end("update", answer.stopped)
         return answer
 
 
@@ -313,30 +380,41 @@ class SharedExecutions(WorkerExecutions):
     A loop costs no messages here, so it takes nearly all steps.
 
     Attributes:
-        exchanges: what workers and ps do.
+        shared: what workers and ps do.
     """
 
     unrolls = False
 
     def __init__(self, context: ParameterServerContext) -> None:
         super().__init__(context)
-        self.exchanges = SharedExchanges(context, self._counts, self._stopped)
+        self.shared = SharedUpdates(context)
 
     def suit(self, workers: Workers) -> bool:
         """See `WorkerExecutions.suit`."""
         return workers.share_memory_now
 
-    def _trace(self, *arguments: Any, **begun: tf.Tensor) -> SharedTrace:
-        return SharedTrace(self._context, *arguments, self._counts, exchanges=self.exchanges, **begun)
+    def stop(self) -> None:
+        """See `WorkerExecutions.stop`."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.shared.stop()
+
+    def begin(self) -> None:
+        """See `WorkerExecutions.begin`."""
+        self.shared.begin()
+        self._is_stopped = False
+
+    def _trace(self, *arguments: Any, **begun: Any) -> SharedTrace:
+        return SharedTrace(self._context, *arguments, self._counts, updates=self.shared, **begun)
 
     def _loop_function(self) -> Any:
         every = self._updates.steps_per_round
 
         @tf.function(autograph=False)
         def execute(iterator: Any, numbers: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-            begun, start, rate = time_of(), self._start(), self.exchanges.rate()
-            number = self.exchanges.begin([])
-            pulled = self.exchanges.pull(number, rate)
+            begun, start, rate = time_of(), self._start(), self.shared.rate()
+            local = self.shared.open([])
+            pulled = self.shared.pull(local)
 
             def goes_on(taken: tf.Tensor, stopped: tf.Tensor, *_: Any) -> tf.Tensor:
                 return tf.logical_and(taken + every <= most, tf.logical_not(stopped))
@@ -344,7 +422,7 @@ class SharedExecutions(WorkerExecutions):
             def take_round(
                 taken: tf.Tensor, _: tf.Tensor, losses: Any, staleness: Any, updates: Any, values: Any, carried: Carried
             ) -> list[Any]:
-                trace = self._trace(iterator, [every], numbers_after(numbers, taken), carried, number=number, rate=rate)
+                trace = self._trace(iterator, [every], numbers_after(numbers, taken), carried, local=local, rate=rate)
                 answer = trace.take_round(values, updates)
                 index = tf.cast(taken // every, tf.int32)
                 losses = losses.write(index, tf.cast(tf.stack(trace.losses), tf.float64))
@@ -360,7 +438,7 @@ class SharedExecutions(WorkerExecutions):
             left = tf.while_loop(goes_on, take_round, variables, parallel_iterations=1)
             taken, _, losses, staleness, updates, _, carried = left
             self._keep_state(taken, start, carried)
-            self.exchanges.end(number, [updates, *tf.nest.flatten(carried)])
+            self.shared.close_local(local, [updates, *tf.nest.flatten(carried)])
             done = taken // every
             return self._packed(
                 begun, taken, carried, tf.reshape(losses.stack()[:done], [-1]), staleness.stack()[:done]

@@ -28,7 +28,7 @@ from tfdist_cli.train.engine.parameter_server.asynchronous.executions import Exe
 from tfdist_cli.train.engine.parameter_server.asynchronous.schedule import Lane, Schedule, Scheduled, equal_shares
 from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import (
     SharedExecutions,
-    is_not_answered,
+    is_ended,
     new_executions,
 )
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
@@ -77,7 +77,7 @@ class AsynchronousUpdates:
         """Of executions so far: their steps, and whether they are unrolled; loops count as one form."""
         self._awaited = AwaitedWorkers()
         self._messages: Messages[Exception] | None = None
-        """The errors of the ps in a run that makes exchanges; None before they answer."""
+        """The errors of the ps in a run of workers that share memory with them; None before they wait for its end."""
         self._run_context = ExitStack()
         self._is_aborted = False
 
@@ -113,7 +113,7 @@ class AsynchronousUpdates:
         two steps draw with the same one.
         """
         with ExitStack() as self._run_context:
-            self._messages = None
+            self._run_context.callback(self._end_serving)
             yield from self._run(iterators, steps, first, size, pause, adapts=adapts)
 
     def _run(
@@ -156,41 +156,54 @@ class AsynchronousUpdates:
         if pauses and not votes:
             yield Execution(first + done, np.zeros(0), np.zeros(self._context.totals.size), {}, {}, int(pause.wanted()))
 
+    def share_changes(self) -> None:
+        """See `Engine.share_changes`: within a run, workers may have variables in memory that they share."""
+        if self._messages is not None and isinstance(self._executions, SharedExecutions):
+            self._raising_cause(None, self._executions.shared.share_changes)
+
+    def read_updates(self) -> None:
+        """See `Engine.read_updates`."""
+        if self._messages is not None and isinstance(self._executions, SharedExecutions):
+            self._raising_cause(None, self._executions.shared.read_updates)
+
     def close(self) -> None:
         """See `UpdateRule.close`."""
         self._executions.compiled.close()
 
     def _begin(self) -> None:
-        """Begins a run. Exchanges of a run that was aborted are not used again."""
+        """Begins a run. The shared memory of a run that was aborted is not used again."""
         if self._is_aborted or not self._executions.suit(self._context.workers):
             self._executions.compiled.close()
             with self._context.coordinator.strategy.scope():
                 self._executions = new_executions(self._context)
             self._is_aborted = False
         self._executions.compiled.reopen()
-        self._executions.begin()
+        self._raising_cause(None, self._executions.begin)
 
     def _serve(self) -> None:
-        """Lets the ps answer the workers, if they share memory, once the first execution of a run is scheduled."""
+        """Lets the ps wait for the end of a run, if they share memory with workers, once it has begun."""
         executions, scope = self._executions, self._context.coordinator.strategy.scope
         if not isinstance(executions, SharedExecutions) or self._messages is not None:
             return
-        exchanges = executions.exchanges
+        shared = executions.shared
 
         def abort(threads: Threads) -> None:
             self._is_aborted = True
-            exchanges.abort(threads)
+            shared.abort(threads)
 
         self._messages = queue.SimpleQueue()
         try:
             with scope():
-                functions = exchanges.start()
+                functions = shared.start()
         except Exception:
             self._is_aborted = True
-            exchanges.close()
+            shared.close()
             raise
-        serving = running(functions, self._messages, scope=scope, end=exchanges.stop, abort=abort)
+        serving = running(functions, self._messages, scope=scope, end=shared.end, abort=abort)
         self._run_context.enter_context(serving)
+
+    def _end_serving(self) -> None:
+        self._messages = None
 
     def _lanes(self, iterators: Any, steps: int, schedule: Schedule | None = None) -> list[Lane]:
         """Divides steps among the workers of now.
@@ -283,12 +296,12 @@ class AsynchronousUpdates:
             raise_cause(error)
 
     def _raise_failure_of_ps(self, error: Exception) -> None:
-        """Raises the error of a ps that answers no more, if a worker's error follows from it.
+        """Raises the error of a ps that is lost, if a worker's error follows from it.
 
         The functions of the other ps are cancelled then, which may be reported first.
         """
         cancelled = isinstance(getattr(error, "original_exception", None) or error, tf.errors.CancelledError)
-        if self._messages is None or not (cancelled or is_not_answered(error)):
+        if self._messages is None or not (cancelled or is_ended(error)):
             return
         found: list[Exception] = []
         while all(isinstance(each, tf.errors.CancelledError) for each in found):
