@@ -25,6 +25,7 @@ from tfdist_cli.train.tf_compat.variables import (
     move_variable,
     rows_looked_up,
     stored,
+    used_outside_of_functions,
 )
 
 
@@ -33,6 +34,44 @@ def test_sharded_variables_have_no_public_class():
     assert ShardedVariable(shards).shape == (3, 3)
     assert ShardedVariable is tf.__internal__.distribute.ShardedVariable
     assert not hasattr(tf.distribute, "ShardedVariable")
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_a_program_does_with_variables_is_seen(wrapped):
+    """A strategy for parameter servers wraps variables."""
+    variable, seen = tf.Variable([[1.0, 2.0], [3.0, 4.0]]), []
+    given = types.SimpleNamespace(_v=variable) if wrapped else variable
+    uses = {
+        "r": [
+            variable.numpy,
+            lambda: variable + 1,
+            lambda: tf.convert_to_tensor(variable),
+            lambda: tf.gather(variable, [0]),
+            lambda: tf.gather_nd(variable, [[0]]),
+            variable.read_value,
+        ],
+        "a": [lambda: variable.assign([[1.0, 2], [3, 4]])],
+        "ra": [
+            lambda: variable.assign_add([[1.0, 2], [3, 4]]),
+            lambda: variable.assign_sub([[1.0, 2], [3, 4]]),
+            lambda: variable.scatter_update(tf.IndexedSlices([[1.0, 2.0]], [0])),
+        ],
+    }
+    read = tf.function(lambda: variable + 1, autograph=False)
+    with used_outside_of_functions([given], lambda: seen.append("r"), lambda: seen.append("a")):
+        read()
+        assert not seen
+        for expected, each in uses.items():
+            for use in each:
+                seen.clear()
+                use()
+                assert "".join(seen)[: len(expected)] == expected
+        seen.clear()
+    for each in uses.values():
+        for use in each:
+            use()
+    assert not seen
+    assert not {"_read_variable_op", "assign"} & set(vars(variable))
 
 
 def test_what_stores_a_variable_within_a_stateless_scope():

@@ -297,7 +297,10 @@ class Engine(Protocol):
         """
 
     def read_updates(self) -> None:
-        """Lets variables have the updates that a run has made so far. All tasks that run the loop have to call it."""
+        """Lets variables have the updates that a run has made so far, at the latest when they are used.
+
+        All tasks that run the loop have to call it.
+        """
 
     def settle(self, step: int) -> None:
         """Assigns the counters that are kept outside of variables to their variables, as of global step `step`."""

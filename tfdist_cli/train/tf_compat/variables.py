@@ -149,6 +149,47 @@ def after_assignments(variable: keras.Variable, then: Callable[[], None]) -> Non
     vars(variable)["_direct_assign"] = assign
 
 
+@contextmanager
+def used_outside_of_functions(
+    variables: Sequence[Any], before_read: Callable[[], None], before_assignment: Callable[[], None]
+) -> Iterator[None]:
+    """Within the context, functions are called before variables are read, or assigned, by a program's own statements.
+
+    Functions that are traced do not call them.
+
+    Seen in TensorFlow 2.21.0: `BaseResourceVariable._read_variable_op`, `CachingVariable._v`. Reason: the value of a
+    variable on a ps may be fetched only when it is used. Replace with: a public hook of a variable.
+
+    Args:
+        variables: TensorFlow's variables.
+        before_read: called before a variable is read, also by an assignment that adds to its value.
+        before_assignment: called before a variable is assigned.
+    """
+    calls = {
+        **dict.fromkeys(("_read_variable_op", "sparse_read", "gather_nd"), (before_read,)),
+        "assign": (before_assignment,),
+        **dict.fromkeys(
+            ("assign_add", "assign_sub", "scatter_update", "scatter_add", "scatter_sub"),
+            (before_read, before_assignment),
+        ),
+    }
+    with ExitStack() as hooks:
+        for variable in variables:
+            stored_in = getattr(variable, "_v", variable)
+            own = {name: _calling(before, getattr(stored_in, name)) for name, before in calls.items()}
+            hooks.enter_context(replaced(stored_in, own))
+        yield
+
+
+def _calling(before: Sequence[Callable[[], None]], method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **named: Any) -> Any:
+        for each in before if tf.executing_eagerly() else ():
+            each()
+        return method(*args, **named)
+
+    return call
+
+
 def _rows(table: keras.Variable, ids: Any, gather: Gather) -> Any:
     """Returns the rows for ids of any shape."""
     if isinstance(ids, tf.RaggedTensor):

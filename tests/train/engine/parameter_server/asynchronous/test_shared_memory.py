@@ -169,6 +169,7 @@ class Stepping:
 
     def __call__(self, gradients):
         before, updates, stopped, values = self.function(gradients)
+        self.updates.outdate()
         self.updates.read_updates()
         return before.numpy().tolist(), int(updates), bool(stopped), [each.numpy() for each in values]
 
@@ -348,13 +349,41 @@ def test_what_is_assigned_in_a_run_is_shared(context, shared):
     step = Stepping(updates)
     step([[tf.ones([2, 3]), tf.ones([2])]])
     assert int(context.step.optimizer.iterations) == 1
-    context.step.parameters[0].assign(VALUES[0] * 10)
-    context.step.parameters[1].assign(VALUES[1] * 10)
-    updates.share_changes()
+    with updates.read_when_used():
+        context.step.parameters[0].assign(VALUES[0] * 10)
+        context.step.parameters[1].assign(VALUES[1] * 10)
+        updates.share_changes()
     _, count, _, values = step([[tf.ones([2, 3]), tf.ones([2])]])
     assert count == 2
     assert_same(values, [VALUES[0] * 10 - 0.5, VALUES[1] * 10 - 0.5], 0)
     assert_same(context.step.parameters, values, 0)
+
+
+def test_variables_get_updates_when_they_are_used(context, shared, monkeypatch):
+    updates, used = shared(context), []
+    for name in ("_read_all", "_publish_changes"):
+        own = getattr(updates, name)
+        monkeypatch.setattr(updates, name, lambda own=own, name=name: (used.append(name), own()))
+    take, gradients = Stepping(updates).function, [[tf.ones([2, 3]), tf.ones([2])]]
+    parameter, counter = context.step.parameters[1], context.step.optimizer.iterations
+    with updates.read_when_used():
+        for _ in range(2):
+            take(gradients)
+            updates.outdate()
+        updates.share_changes()
+        assert used == []
+        assert int(counter) == 2
+        np.testing.assert_array_equal(parameter, VALUES[1] - 1)
+        assert used == ["_read_all"]
+        take(gradients)
+        updates.outdate()
+        parameter.assign_add([1.0, 1])
+        np.testing.assert_array_equal(parameter, VALUES[1] - 0.5)
+        updates.share_changes()
+        updates.share_changes()
+        assert used == ["_read_all", "_read_all", "_publish_changes"]
+    *_, values = Stepping(updates)(gradients)
+    np.testing.assert_array_equal(values[1], VALUES[1] - 1)
 
 
 def test_a_run_begins_with_what_was_restored(shared):

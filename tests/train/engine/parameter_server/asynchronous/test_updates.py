@@ -1,5 +1,6 @@
 """Dividing steps into executions, pausing between two steps, and fetching results if a worker fails meanwhile."""
 
+import contextlib
 import queue
 import time
 from collections import Counter
@@ -91,6 +92,30 @@ def test_changes_are_shared_within_runs_of_shared_memory_alone():
     rule._executions = of_memory
     rule.share_changes()
     assert shared == [True]
+
+
+def test_variables_are_read_when_callbacks_of_a_run_use_them():
+    seen = []
+
+    @contextlib.contextmanager
+    def read_when_used():
+        seen.append("begins")
+        yield
+        seen.append("ends")
+
+    of_memory = SharedExecutions.__new__(SharedExecutions)
+    vars(of_memory)["shared"] = SimpleNamespace(read_when_used=read_when_used, outdate=lambda: seen.append("outdated"))
+    rule = AsynchronousUpdates.__new__(AsynchronousUpdates)
+    rule._executions, rule._messages, rule._reads_when_used = of_memory, None, False
+    rule.read_updates()
+    assert not seen
+    for _ in range(2):
+        with contextlib.ExitStack() as rule._run_context:
+            rule._run_context.callback(rule._end_serving)
+            rule._messages = queue.SimpleQueue()
+            rule.read_updates()
+            rule.read_updates()
+    assert seen == ["begins", "outdated", "outdated", "ends"] * 2
 
 
 def test_a_lost_ps_is_the_cause_if_changes_cannot_be_shared():

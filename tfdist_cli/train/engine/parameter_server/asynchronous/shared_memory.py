@@ -40,7 +40,7 @@ from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
-from tfdist_cli.train.tf_compat.variables import variable_at
+from tfdist_cli.train.tf_compat.variables import used_outside_of_functions, variable_at
 from tfdist_cli.train.variables.sharding import Gradient
 
 
@@ -115,6 +115,10 @@ class SharedUpdates:
         self._begin_run = tf.function(partial(self._publish, begins=True), autograph=False)
         self._publish_changes = tf.function(partial(self._publish, begins=False), autograph=False)
         self._read_all = tf.function(self._read, autograph=False)
+        self._is_outdated = False
+        """Whether workers have made updates since variables were read."""
+        self._is_assigned = False
+        """Whether variables were assigned since workers saw them."""
         self._functions: dict[str, Any] = {}
         """What each ps runs, by the name of a thread."""
 
@@ -127,13 +131,33 @@ class SharedUpdates:
         """Begins a run: writes the variables to the memory of the ps."""
         self._begin_run()
 
-    def share_changes(self) -> None:
-        """Lets workers see what was assigned to variables in a run."""
-        self._publish_changes()
+    @contextmanager
+    def read_when_used(self) -> Iterator[None]:
+        """Within the context, variables get what workers have made of them when they are used, see `outdate`."""
+        used = [self._counter, *(each for ps in range(len(self._devices)) for each in self._variables(ps))]
+        self._is_outdated = self._is_assigned = False
+        with used_outside_of_functions(used, self.read_updates, self._note_assignment):
+            yield
+        self._is_outdated = self._is_assigned = False
+
+    def outdate(self) -> None:
+        """Notes that workers have made updates since variables were read."""
+        self._is_outdated = True
 
     def read_updates(self) -> None:
-        """Lets variables have what workers have made of them in a run so far."""
-        self._read_all()
+        """Lets variables have what workers have made of them in a run so far, unless they have it."""
+        if self._is_outdated:
+            self._is_outdated = False
+            self._read_all()
+
+    def _note_assignment(self) -> None:
+        self._is_assigned = True
+
+    def share_changes(self) -> None:
+        """Lets workers see what was assigned to variables in a run."""
+        if self._is_assigned:
+            self._is_assigned = False
+            self._publish_changes()
 
     def _publish(self, *, begins: bool) -> None:
         updates = None

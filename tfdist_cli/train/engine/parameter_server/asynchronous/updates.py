@@ -80,6 +80,8 @@ class AsynchronousUpdates:
         """The errors of the ps in a run of workers that share memory with them; None before they wait for its end."""
         self._run_context = ExitStack()
         self._is_aborted = False
+        self._reads_when_used = False
+        """Whether variables get what workers have made of them when they are used in this run."""
 
     @classmethod
     def check(cls, updates: Updates, optimizer: keras.optimizers.Optimizer, workers: int) -> None:
@@ -163,8 +165,12 @@ class AsynchronousUpdates:
 
     def read_updates(self) -> None:
         """See `Engine.read_updates`."""
-        if self._messages is not None and isinstance(self._executions, SharedExecutions):
-            self._raising_cause(None, self._executions.shared.read_updates)
+        if self._messages is None or not isinstance(self._executions, SharedExecutions):
+            return
+        if not self._reads_when_used:
+            self._reads_when_used = True
+            self._run_context.enter_context(self._executions.shared.read_when_used())
+        self._executions.shared.outdate()
 
     def close(self) -> None:
         """See `UpdateRule.close`."""
@@ -203,7 +209,7 @@ class AsynchronousUpdates:
         self._run_context.enter_context(serving)
 
     def _end_serving(self) -> None:
-        self._messages = None
+        self._messages, self._reads_when_used = None, False
 
     def _lanes(self, iterators: Any, steps: int, schedule: Schedule | None = None) -> list[Lane]:
         """Divides steps among the workers of now.
