@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tests.support.compare import assert_same, classifier, train_both
 from tfdist_cli.train.tf_compat.functions import (
     SINGLE_THREADED,
+    announced_calls,
     copied,
     function_kept_whole,
     functions_inlined,
@@ -205,3 +207,20 @@ def test_copies_keep_the_functions_that_they_call():
     concrete = function.get_concrete_function(tf.constant(3.0))
     gc.collect()
     assert concrete(tf.constant(3.0)).numpy() == 12
+
+
+def test_calls_of_functions_are_announced_in_their_thread():
+    seen, inner = [], tf.function(lambda: tf.constant(1))
+    outer = tf.function(lambda: inner() + 1)
+    concrete = inner.get_concrete_function()
+    with announced_calls(lambda: seen.append(1)):
+        assert (int(outer()), len(seen)) == (2, 1)  # the inner one is called in a trace
+        assert (int(concrete()), len(seen)) == (1, 2)
+        thread = threading.Thread(target=inner)
+        thread.start()
+        thread.join()
+        with announced_calls(lambda: seen.append(2)):
+            inner()
+        inner()
+    inner()
+    assert seen == [1, 1, 2, 1]

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
@@ -167,6 +168,46 @@ def _inlining_call(call: Callable[..., Any]) -> Callable[..., Any]:
 # Patched for the whole process, since several threads trace the replicas of a machine. The patch is active only within
 # `functions_inlined`.
 Function.__call__ = _inlining_call(Function.__call__)
+
+
+class _Announcing(threading.local):
+    """What this thread calls before functions."""
+
+    before: Callable[[], None] | None = None
+
+
+_announcing = _Announcing()
+
+
+@contextlib.contextmanager
+def announced_calls(before: Callable[[], None]) -> Iterator[None]:
+    """Within the context, a function is called before each `tf.function` that this thread calls, not traces.
+
+    Seen in TensorFlow 2.21.0: `polymorphic_function.Function.__call__`, `concrete_function.ConcreteFunction.__call__`.
+    Reason: a program's function may read variables whose values are fetched only when they are used. Replace with: a
+    public hook of functions.
+    """
+    outer, _announcing.before = _announcing.before, before
+    try:
+        yield
+    finally:
+        _announcing.before = outer
+
+
+def _announcing_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `__call__` of functions so that it calls what `announced_calls` was given."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 replaces the method of this name
+        if _announcing.before is not None and tf.executing_eagerly():
+            _announcing.before()
+        return call(self, *args, **kwargs)
+
+    return __call__
+
+
+# As above, active only within `announced_calls`.
+for _kind in (Function, ConcreteFunction):
+    _kind.__call__ = _announcing_call(_kind.__call__)
 
 
 def placing(choose: Callable[[tf.Operation], str]) -> contextlib.AbstractContextManager[None]:

@@ -370,11 +370,12 @@ def test_variables_get_updates_when_they_are_used(context, shared, monkeypatch):
         for _ in range(2):
             take(gradients)
             updates.outdate()
-        updates.share_changes()
+            updates.share_changes()
         assert used == []
         assert int(counter) == 2
         np.testing.assert_array_equal(parameter, VALUES[1] - 1)
         assert used == ["_read_all"]
+        updates.share_changes()
         take(gradients)
         updates.outdate()
         parameter.assign_add([1.0, 1])
@@ -384,6 +385,23 @@ def test_variables_get_updates_when_they_are_used(context, shared, monkeypatch):
         assert used == ["_read_all", "_read_all", "_publish_changes"]
     *_, values = Stepping(updates)(gradients)
     np.testing.assert_array_equal(values[1], VALUES[1] - 1)
+
+
+def test_functions_of_callbacks_see_updates_and_workers_what_they_assign(context, shared):
+    updates, parameter = shared(context), context.step.parameters[1].value
+    take, gradients = Stepping(updates).function, [[tf.ones([2, 3]), tf.ones([2])]]
+    read = tf.function(lambda: parameter + 0, autograph=False)
+    add = tf.function(lambda: parameter.assign_add([10.0, 10]), autograph=False)
+    read(), add.get_concrete_function()
+    with updates.read_when_used():
+        take(gradients)
+        updates.outdate()
+        np.testing.assert_array_equal(read(), VALUES[1] - 0.5)
+        add()
+        np.testing.assert_array_equal(read(), VALUES[1] + 9.5)
+        updates.share_changes()
+        *_, values = take(gradients)
+    np.testing.assert_array_equal(values[1], VALUES[1] + 9)
 
 
 def test_a_run_begins_with_what_was_restored(shared):

@@ -39,6 +39,7 @@ from tfdist_cli.train.optimizers.apply import StoredParameter, stored_parameters
 from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
 from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
+from tfdist_cli.train.tf_compat.functions import announced_calls
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.tf_compat.variables import used_outside_of_functions, variable_at
 from tfdist_cli.train.variables.sharding import Gradient
@@ -119,6 +120,8 @@ class SharedUpdates:
         """Whether workers have made updates since variables were read."""
         self._is_assigned = False
         """Whether variables were assigned since workers saw them."""
+        self._expects_use = False
+        """Whether callbacks may use variables now."""
         self._functions: dict[str, Any] = {}
         """What each ps runs, by the name of a thread."""
 
@@ -136,25 +139,36 @@ class SharedUpdates:
         """Within the context, variables get what workers have made of them when they are used, see `outdate`."""
         used = [self._counter, *(each for ps in range(len(self._devices)) for each in self._variables(ps))]
         self._is_outdated = self._is_assigned = False
-        with used_outside_of_functions(used, self.read_updates, self._note_assignment):
+        by_statements = used_outside_of_functions(used, self.read_updates, self._note_assignment)
+        with by_statements, announced_calls(self._before_function):
             yield
-        self._is_outdated = self._is_assigned = False
+        self._is_outdated = self._is_assigned = self._expects_use = False
 
     def outdate(self) -> None:
-        """Notes that workers have made updates since variables were read."""
-        self._is_outdated = True
+        """Notes that workers have made updates since variables were read, and that callbacks may use them now."""
+        self._is_outdated = self._expects_use = True
+
+    def _before_function(self) -> None:
+        """A function of a callback may use any variables."""
+        if self._expects_use:
+            self._expects_use = False  # not of the functions that this calls
+            self.read_updates()
+            self._is_assigned = self._expects_use = True
 
     def read_updates(self) -> None:
         """Lets variables have what workers have made of them in a run so far, unless they have it."""
         if self._is_outdated:
             self._is_outdated = False
+            expects, self._expects_use = self._expects_use, False
             self._read_all()
+            self._expects_use = expects
 
     def _note_assignment(self) -> None:
         self._is_assigned = True
 
     def share_changes(self) -> None:
         """Lets workers see what was assigned to variables in a run."""
+        self._expects_use = False
         if self._is_assigned:
             self._is_assigned = False
             self._publish_changes()
