@@ -25,6 +25,8 @@ FITTED = tuple(map(Case.parse, ("ps:2:100", "ps:8:100", "ps:8:200:2", "ps:8:200:
 """Trainings from which the costs are derived."""
 VALIDATED = (*(Case("ps", workers, 500) for workers in (2, 4, 8, 16, 32, 64)), Case("ps", 32, 100), Case("ps", 64, 100))
 """Trainings that the model has not seen, and predicts. The last two need most of 2 cores, and all of them."""
+APART = tuple(f"roles.{role}.env.TFDIST_SHARE_MEMORY='0'" for role in ("ps", "worker"))
+"""Settings with which tasks exchange what they would exchange between hosts."""
 RECORD = r"\036{\"kind\":\"beat\",\"computed\":1.0}\n"
 _START = 120.0
 
@@ -62,7 +64,7 @@ def observe(case: Case, seconds: float) -> Observation:
     Raises:
         RunFailed: the training failed.
     """
-    result = measure(case, (), seconds, ROOT)
+    result = measure(case, APART, seconds, ROOT)
     spent = {role: cost * result.rate for role, cost in result.cost.items()}
     return Observation(
         case.workers,

@@ -52,6 +52,13 @@ def test_what_another_process_writes_is_read_and_ends_with_it():
         assert OthersMemory.opened(bytes.fromhex(identity.decode())) is None
 
 
+def test_a_task_may_be_told_to_share_no_memory(monkeypatch):
+    monkeypatch.setenv("TFDIST_SHARE_MEMORY", "1")
+    assert OwnMemory.if_supported() is not None
+    monkeypatch.setenv("TFDIST_SHARE_MEMORY", "0")
+    assert OwnMemory.if_supported() is None
+
+
 def test_a_message_stays_until_the_next_but_one(own):
     memory = OthersMemory.opened(own.identity)
     sizes = [10, 3 << 20, 100, 9 << 20, 5, 5]

@@ -29,6 +29,8 @@ NONCE_BYTES = 16
 _IDENTITY = struct.Struct(f"<qqq{NONCE_BYTES}s")
 """The host, a process, a descriptor of it, and the random bytes that its file begins with."""
 IDENTITY_BYTES = _IDENTITY.size
+SWITCH = "TFDIST_SHARE_MEMORY"
+"""The environment variable that is 0 for a task that shares no memory."""
 SMALLEST_REGION = 1 << 20
 """Bytes of the smallest region that messages are written to."""
 
@@ -188,8 +190,10 @@ class Region:
             more: the bytes behind these, which are 0.
 
         Raises:
-            AttributeError, OSError: this system cannot share memory, or has none left.
+            AttributeError, OSError: this system cannot share memory, or has none left; or this task is told not to.
         """
+        if os.environ.get(SWITCH) == "0":
+            raise OSError(errno.EPERM, f"{SWITCH} is 0")
         nonce = secrets.token_bytes(NONCE_BYTES)
         region = cls.new(NONCE_BYTES + more)
         region.memory[:NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
