@@ -40,6 +40,8 @@ class Lock:
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
         self._descriptor, self._other_end = os.pipe()
+        self._tokens = select.poll()
+        self._tokens.register(self._descriptor, select.POLLIN)
         numbers[:] = self._descriptor, os.fstat(self._descriptor).st_ino, 0, 0, 0
         self._seen: tuple[int, int, bool] | None = None
         """The holder, the turn, and whether nothing happened, at the last look."""
@@ -53,7 +55,7 @@ class Lock:
         with self._looking:
             holder, turn = self._state()
             # Without a holder: a process may have ended after it took the token, before it said so.
-            idle = is_stopped(holder) if holder else not select.select([self._descriptor], [], [], 0)[0]
+            idle = is_stopped(holder) if holder else not self._tokens.poll(0)
             now = time.monotonic()
             if self._seen != (holder, turn, idle):
                 self._seen, self._since = (holder, turn, idle), now
