@@ -6,4 +6,7 @@ reader has let go of it.
 
 In synchronous updates they meet in `rounds`, whose operations are in `round_operations`: each task shows the others its
 arrays on a board, see `boards`, and short messages in `pipes` say that there are new ones.
+
+In asynchronous updates workers change the `parameters` in the memory of a ps, under one of its `locks`. The operations
+are in `parameter_operations`.
 """
