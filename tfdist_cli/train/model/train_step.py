@@ -430,6 +430,14 @@ class ModelStep:
         """
         return self._traced(element_spec).lookups
 
+    def trains_all(self, element_spec: Any) -> bool:
+        """Whether the loss depends on all parameters.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        return not self._traced(element_spec).untrained
+
     def looked_up_by_examples(self, element_spec: Any) -> set[int]:
         """Returns those of `lookups` whose rows are values of the batch, and not the same in each batch.
 

@@ -149,6 +149,17 @@ def is_divided_by_devices(optimizer: keras.optimizers.Optimizer, parameters: Seq
     return fused_update_of(optimizer) is not None and not _why_by_keras(optimizer, parameters)
 
 
+def is_elementwise(optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable]) -> bool:
+    """Whether an update of each value is the same function of its gradient and its slots, for all values.
+
+    Args:
+        optimizer: the optimizer, built.
+        parameters: the variables that it updates, none of which is sharded.
+    """
+    alike = len({decays(optimizer, variable) for variable in parameters}) == 1
+    return is_divided_by_devices(optimizer, parameters) and not optimizer.clipnorm and alike
+
+
 @dataclass(frozen=True)
 class _SameNumbers:
     """Numbers of an update that has one device."""

@@ -7,7 +7,8 @@ one before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +45,16 @@ def after(tensor: tf.Tensor, what: Iterable[Any]) -> tf.Tensor:
     """
     with tf.control_dependencies(list(what)):
         return tf.identity(tensor)
+
+
+@contextmanager
+def changes() -> Iterator[list[tf.Operation]]:
+    """Yields a list that has, at the end of the context, the operations within it that may change something."""
+    graph = tf.compat.v1.get_default_graph()
+    begin = len(graph.get_operations())
+    found: list[tf.Operation] = []
+    yield found
+    found += [each for each in graph.get_operations()[begin:] if each.op_def.is_stateful]
 
 
 def last_of(kind: str) -> list[Any]:

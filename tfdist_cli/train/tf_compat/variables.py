@@ -255,6 +255,16 @@ def variable_at(place: tf.Tensor, shape: Any, write: Callable[[tf.Tensor], tf.Te
     return _VariableAt(tf.reshape(place[:size], shape), write)
 
 
+def flat_variable_at(place: tf.Tensor, write: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Returns such a variable, see `variable_at`, of a flat array of any size.
+
+    Args:
+        place: the array: values whose bytes are a multiple of 64, and another 64 bytes behind them.
+        write: see `variable_at`.
+    """
+    return _VariableAt(place[: tf.size(place) - 64 // place.dtype.size], write)
+
+
 class _VariableAt(BaseResourceVariable):
     """See `variable_at`."""
 

@@ -14,6 +14,7 @@ from tfdist_cli.train.cluster.shared_memory import parameter_operations, paramet
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.parameter_operations import SharedParameters
+from tfdist_cli.train.cluster.shared_memory.stored import close_unused
 from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import is_ended
 from tfdist_cli.train.tf_compat.variables import variable_at
 
@@ -393,7 +394,7 @@ def test_parameters_that_nobody_uses_are_closed_when_others_are_opened(shared):
     del unused
     gc.collect()
     before = of_ps.is_closed
-    parameter_operations.close_unused()
+    close_unused()
     assert (before, of_ps.is_closed) == (False, True)
     assert not any(each.is_closed for each in _process._of_ps.values() if each is not of_ps)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.parameters import PsParameters, UpdatesEnded, WorkerParameters
+from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with, flat, values_of
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
@@ -154,22 +154,6 @@ def register() -> None:
     _process.register()
 
 
-_opened: list[tuple[weakref.ref[SharedParameters], Callable[[], None]]] = []
-"""All parameters, each with a function that closes them."""
-
-
-def close_unused() -> None:
-    """Lets ps free the memory of parameters that are not used any more, since their model is gone.
-
-    It is called now and then by the thread that uses TensorFlow: a finalizer may run in any thread at any time.
-    """
-    for entry in list(_opened):
-        used, close = entry
-        if used() is None:
-            _opened.remove(entry)
-            close()
-
-
 def _on_each_ps(name: str, devices: Sequence[str], ps: np.ndarray) -> Any:
     """Returns a function that calls an operation on each ps."""
 
@@ -179,13 +163,6 @@ def _on_each_ps(name: str, devices: Sequence[str], ps: np.ndarray) -> Any:
                 unordered(call_registered(name, [own], [tf.bool]))
 
     return tf.function(call, autograph=False).get_concrete_function()
-
-
-def _values(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Reads variables without a copy; a variable whose rows were updated would be copied at each read."""
-    for each in variables:
-        tf.raw_ops.DisableCopyOnRead(resource=each.handle)
-    return [_flat(each.read_value()) for each in variables]
 
 
 def _close(devices: Sequence[str], ps: np.ndarray) -> None:
@@ -209,7 +186,7 @@ class SharedParameters:
         """The identities of all ps, uint8, shape (ps, bytes)."""
         # Called once or twice each: TensorFlow would warn of many functions that are traced and hardly called.
         self._on_each_ps = cache(partial(_on_each_ps, devices=devices, ps=self._ps))
-        _opened.append((weakref.ref(self), partial(_close, devices, self._ps)))
+        close_with(self, partial(_close, devices, self._ps))
 
     def stop(self) -> None:
         """Tells workers to take no more steps in this run."""
@@ -239,7 +216,7 @@ class SharedParameters:
             number: of the ps.
             variables: its parameters, then their slots.
         """
-        call_registered(_PUBLISH, [self._ps[number], *_values(variables)], [tf.bool])
+        call_registered(_PUBLISH, [self._ps[number], *values_of(variables)], [tf.bool])
 
     def read(self, number: int, variables: Sequence[Any]) -> tf.Tensor:
         """Does the same, and assigns copies of what is in the memory then to the variables; called on the ps.
@@ -252,7 +229,7 @@ class SharedParameters:
             How many updates there were, int64, shape ().
         """
         types = [each.dtype for each in variables]
-        updates, *values = call_registered(_READ, [self._ps[number], *_values(variables)], [tf.int64, *types])
+        updates, *values = call_registered(_READ, [self._ps[number], *values_of(variables)], [tf.int64, *types])
         for variable, value in zip(variables, values, strict=True):
             variable.assign(tf.reshape(value, variable.shape), read_value=False)
         return tf.ensure_shape(updates, [])
@@ -306,10 +283,5 @@ class SharedParameters:
             number: the number.
             values: of all variables as the worker sees them: an error if they are not those in the memory.
         """
-        (done,) = unordered(call_registered(_GIVE_BACK, [number, *map(_flat, values)], [tf.int64]))
+        (done,) = unordered(call_registered(_GIVE_BACK, [number, *map(flat, values)], [tf.int64]))
         return tf.ensure_shape(done, [])
-
-
-def _flat(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as a function finds it in its place: one of shape () would be a number without a place."""
-    return tf.reshape(value, [-1])

@@ -5,9 +5,7 @@ lock of a ps, counts its update, applies its gradients to them, copies the new v
 step, and releases the lock. So no gradient is sent, no ps computes, and each update is made as a whole, as if the ps
 had made it.
 
-The variables themselves get copies of them: at the end of a run, and before callbacks read them within it. A variable
-could not be in this memory: TensorFlow does not copy the value of a variable that is read, or assigned to another one,
-as long as it believes that nobody changes it.
+The variables themselves get copies of them at the end of a run, and before callbacks read them within it, see `stored`.
 
 The ps waits until the run ends. Meanwhile it looks whether the holder of its lock is still there, see `locks`. A worker
 that is killed within its update leaves a part of it.
@@ -36,6 +34,7 @@ from tfdist_cli.train.cluster.shared_memory.memory import (
     has_ended,
 )
 from tfdist_cli.train.cluster.shared_memory.pipes import Pipe, PipeTo
+from tfdist_cli.train.cluster.shared_memory.stored import StoredValues, aligned_bytes, is_at
 
 _HEADER = 3 * ALIGNED
 _LOCK = slice(ALIGNED, ALIGNED + 8 * locks.NUMBERS)
@@ -112,8 +111,7 @@ class PsParameters:
         self._pipe, self._lock = Pipe(), Lock(self._content.lock_numbers)
         self._own_side = OthersLock(os.getpid(), self._content.lock_numbers)
         self._content.numbers[: _INODE + 1] = self._pipe.place
-        self._seen: Sequence[np.ndarray | None] = [None] * len(self._content.stored)
-        """The values of the variables as they were published or read, which are kept: nothing takes their place."""
+        self._stored = StoredValues(self._content.stored, self._held)
         self._using = threading.Lock()
         """Held by a thread that uses descriptors, but for `wait`: then no other one closes them."""
         self.is_closed = self._waits = False
@@ -127,26 +125,15 @@ class PsParameters:
         self._content.numbers[_COUNT], self._content.numbers[_STOPPED] = count, 0
 
     def publish(self, values: Sequence[np.ndarray]) -> None:
-        """Writes values of variables to the memory: those that were assigned since the last call, or since `read`.
-
-        A tensor that a variable has already, and is assigned to it again, counts as assigned only after a `read`.
+        """Writes values of variables to the memory, see `StoredValues.write`.
 
         Args:
             values: those of the parameters, then of their slots.
         """
-        assigned = [
-            (place, value.reshape(-1))
-            for place, value, seen in zip(self._content.stored, values, self._seen, strict=True)
-            if seen is None or not _is_at(value, seen)
-        ]
-        if assigned:
-            with self._held():
-                for place, value in assigned:
-                    np.copyto(place, value)
-        self._seen = list(values)
+        self._stored.write(values)
 
     def read(self, values: Sequence[np.ndarray]) -> tuple[int, Sequence[np.ndarray]]:
-        """Copies all arrays for the variables: who has read a variable keeps what was read.
+        """Copies all arrays for the variables, see `StoredValues.read`.
 
         Args:
             values: see `publish`; those that were assigned stay.
@@ -154,13 +141,13 @@ class PsParameters:
         Returns:
             How many updates there were, and the copies, flat.
         """
-        self.publish(values)
-        copies = [_aligned_bytes(array.nbytes).view(array.dtype) for array in self._content.stored]
-        with self._held():
-            for copy, place in zip(copies, self._content.stored, strict=True):
-                np.copyto(copy, place)
+        count = 0
+
+        def note_count() -> None:
+            nonlocal count
             count = int(self._content.numbers[_COUNT])
-        self._seen = copies
+
+        copies = self._stored.read(values, note_count)
         return count, copies
 
     @contextmanager
@@ -237,7 +224,7 @@ class _OthersParameters:
         with gone_if_ended(memory.process):
             self._pipe = PipeTo(memory.process, (place[0], place[1]))
         offsets = [offset - _HEADER for offset in _offsets(layout.values[ps])]
-        self._copies = [_aligned_bytes(len(self.content.values)) for _ in range(2)]
+        self._copies = [aligned_bytes(len(self.content.values)) for _ in range(2)]
         self._views = [
             [
                 copy[at : at + array.bytes].view(array.dtype)
@@ -260,17 +247,6 @@ class _OthersParameters:
         self._turn ^= 1
         np.copyto(self._copies[self._turn], self.content.values)
         return list(self._views[self._turn])
-
-
-def _is_at(value: np.ndarray, place: np.ndarray) -> bool:
-    """Whether a value is where another one is. One without numbers is anywhere."""
-    return not value.size or value.ctypes.data == place.ctypes.data
-
-
-def _aligned_bytes(size: int) -> np.ndarray:
-    found = np.empty(size + ALIGNED, np.uint8)
-    begin = -found.ctypes.data % ALIGNED
-    return found[begin : begin + size]
 
 
 class WorkerParameters:
@@ -347,7 +323,7 @@ class WorkerParameters:
     def check_places(self, values: Sequence[np.ndarray]) -> None:
         """Raises an error if some values, of all variables of all ps, are not those in the memory."""
         places = [array for each in self._ps for array in each.content.stored]
-        if not all(_is_at(value, place) for value, place in zip(values, places, strict=True)):
+        if not all(is_at(value, place) for value, place in zip(values, places, strict=True)):
             raise RuntimeError("a variable of a worker has left the memory of its ps")
 
     def has_ended(self) -> bool:

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
+from tfdist_cli.train.cluster.shared_memory.lockstep.round_operations import Rounds
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
-from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
 from tfdist_cli.train.engine.parameter_server.gradient_store import GradientStore
 from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory, token_queues
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits

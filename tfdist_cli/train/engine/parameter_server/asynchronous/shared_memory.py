@@ -37,7 +37,7 @@ from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import StoredParameter, stored_parameters
 from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
-from tfdist_cli.train.tf_compat.control_flow import after
+from tfdist_cli.train.tf_compat.control_flow import after, changes
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 from tfdist_cli.train.tf_compat.functions import announced_calls
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
@@ -240,7 +240,7 @@ class SharedUpdates:
         def make(ps: int, number: tf.Tensor) -> tf.Tensor:
             own = [each if parameter in self._own[ps] else None for parameter, each in enumerate(given)]
             before = self._operations.acquire(number, ps, counts=True)
-            with _changes() as made, tf.control_dependencies([before]):
+            with changes() as made, tf.control_dependencies([before]):
                 self._context.apply_to(local.parameters, own, before, rate)
             return after(before, made)
 
@@ -329,16 +329,6 @@ def _fitted(gradient: Gradient | None, stored: StoredParameter) -> Gradient | No
     if isinstance(part, SummedTerms):
         return [part.with_values(fitted(part.values), fitted(part.terms))]
     return [fitted(part)]
-
-
-@contextmanager
-def _changes() -> Iterator[list[tf.Operation]]:
-    """Yields a list that has, at the end of the context, the operations within it that change something."""
-    graph = tf.compat.v1.get_default_graph()
-    begin = len(graph.get_operations())
-    found: list[tf.Operation] = []
-    yield found
-    found += [each for each in graph.get_operations()[begin:] if each.op_def.is_stateful]
 
 
 class SharedTrace(ExecutionTrace):

@@ -1,7 +1,7 @@
 """Updates in lockstep of tasks that share memory: what a step needs crosses there, and no request is sent for it.
 
-A worker's function and those of the ps meet in rounds, see `cluster/shared_memory/rounds`: the sequence number of a
-round is that of a step. So a worker's function has operations of its own task alone. The chief orders updates and
+A worker's function and those of the ps meet in rounds, see `cluster/shared_memory/lockstep/rounds`: the sequence number
+of a round is that of a step. So a worker's function has operations of its own task alone. The chief orders updates and
 receives their reports as for other tasks.
 """
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
+from tfdist_cli.train.cluster.shared_memory.lockstep.round_operations import Rounds
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext

@@ -24,9 +24,11 @@ from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.pacing import ArrivalPacing
 from tfdist_cli.train.engine.parameter_server.accumulator import Accumulator
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.lockstep import worker_updates
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions, suits
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Orders
+from tfdist_cli.train.engine.parameter_server.lockstep.worker_updates import WorkerUpdateFunctions
 from tfdist_cli.train.engine.parameter_server.messages import StepKind
 from tfdist_cli.train.engine.parameter_server.worker_functions import (
     Messages,
@@ -67,10 +69,12 @@ class LockstepUpdates:
         """None before the first run, and after one that was aborted."""
 
     def _functions(self, before: LockstepFunctions | None) -> LockstepFunctions:
+        if worker_updates.suits(self._context):
+            return WorkerUpdateFunctions(self._context)
         if suits(self._context):
             same = before if isinstance(before, SharedLockstepFunctions) else None
             return SharedLockstepFunctions(self._context, before=same)
-        before = None if isinstance(before, SharedLockstepFunctions) else before
+        before = before if type(before) is LockstepFunctions else None
         return LockstepFunctions(self._context, divides=self._sizes is not None, before=before)
 
     def rehearse(self, workers: Sequence[Any], iterators: Any, size: int) -> None:

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tests.support.descriptors import opened
-from tfdist_cli.train.cluster.shared_memory import round_operations
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.round_operations import Rounds
-from tfdist_cli.train.cluster.shared_memory.rounds import END
+from tfdist_cli.train.cluster.shared_memory.lockstep import round_operations
+from tfdist_cli.train.cluster.shared_memory.lockstep.round_operations import Rounds
+from tfdist_cli.train.cluster.shared_memory.lockstep.rounds import END
 
 TYPES = [np.dtype(tf.as_dtype(name).as_numpy_dtype) for name in ("float32", "bfloat16", "int64")]
 LAYOUT = Layout(

@@ -11,7 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds, arrays_of_no_use
+from tfdist_cli.train.cluster.shared_memory.lockstep.rounds import (
+    END,
+    Aborted,
+    PsRounds,
+    WorkerRounds,
+    arrays_of_no_use,
+)
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 

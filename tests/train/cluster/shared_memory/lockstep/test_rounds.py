@@ -13,8 +13,8 @@ from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory import memory
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
+from tfdist_cli.train.cluster.shared_memory.lockstep.rounds import END, Aborted, PsRounds, WorkerRounds
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
-from tfdist_cli.train.cluster.shared_memory.rounds import END, Aborted, PsRounds, WorkerRounds
 
 FLOATS = np.dtype(np.float32)
 LAYOUT = Layout(
@@ -28,7 +28,7 @@ import sys
 import numpy as np
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.rounds import PsRounds
+from tfdist_cli.train.cluster.shared_memory.lockstep.rounds import PsRounds
 
 arrays = [[Array(np.dtype(np.float32), 4)]]
 ps = PsRounds(0, 1, Layout(arrays, arrays, Array(np.dtype(np.float64), 2)))

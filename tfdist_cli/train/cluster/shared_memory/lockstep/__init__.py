@@ -1,0 +1,1 @@
+"""Steps of workers of one host that update the parameters together, in the memory of the ps."""

@@ -1,0 +1,153 @@
+"""A ps's side of steps that workers take together, see `memory`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist_cli.train.cluster.shared_memory.lockstep.memory import (
+    ABORTED,
+    ALLOWED,
+    COMMITTED,
+    COUNT,
+    END,
+    FIRST,
+    LATER,
+    NEVER,
+    REPORTED,
+    SAVED,
+    UPDATED,
+    UPDATING,
+    WANTED,
+    Content,
+    StepLayout,
+)
+from tfdist_cli.train.cluster.shared_memory.lockstep.words import fence
+from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, NONCE_BYTES, Region
+from tfdist_cli.train.cluster.shared_memory.stored import StoredValues
+
+_CHECK_SECONDS = 1.0
+"""How often a ps that waits looks whether the run was aborted: nobody wakes it but for the steps that it waits for."""
+
+
+class Aborted(Exception):
+    """There will be no more steps, as the run was aborted."""
+
+
+class PsSteps:
+    """A ps's memory.
+
+    Args:
+        ps: its number; 0 is the leader, whose words tell how far the workers are.
+        layout: of all ps.
+
+    Raises:
+        AttributeError, OSError: this system cannot share memory, or has none left.
+
+    Attributes:
+        identity: what workers need to open it, `IDENTITY_BYTES` bytes.
+    """
+
+    def __init__(self, ps: int, layout: StepLayout) -> None:
+        region, self.identity = Region.identifying(ALIGNED - NONCE_BYTES + Content.bytes(layout, ps))
+        self._descriptor = region.descriptor
+        self._content = Content(region.memory[ALIGNED:], layout, ps)
+        self._stored = StoredValues(self._content.variables)
+        self._kept = layout.kept
+        self._closing = threading.Lock()
+        self._is_closed = False
+
+    def begin(self, first: int, count: int, allowed: int, variables: Sequence[np.ndarray]) -> None:
+        """Begins a run.
+
+        Args:
+            first: the sequence number of its first step.
+            count: how many updates there were.
+            allowed: the sequence number before which steps may be taken now.
+            variables: the values of the parameters, of their slots, and of the state.
+
+        Raises:
+            Aborted: it was aborted.
+        """
+        self._check()
+        self._stored.write(variables)
+        for worker in self._content.workers:
+            for word in (COMMITTED, UPDATING, UPDATED, REPORTED):
+                worker.store(word, first - 1)
+            worker.store(SAVED, NEVER)
+        numbers = self._content.numbers
+        numbers.store(COUNT, count)
+        numbers.store(END, allowed if allowed == first else LATER)
+        numbers.store(WANTED, first)
+        numbers.store(ALLOWED, min(allowed, first + self._kept))
+        numbers.store(FIRST, first)
+
+    def collect(self, first: int, count: int, allowed: int, *, ends: bool) -> np.ndarray:
+        """Waits on the leader until all workers have taken some steps.
+
+        Args:
+            first: the sequence number of the first step.
+            count: how many.
+            allowed: the sequence number before which steps may be taken now.
+            ends: whether the run ends there.
+
+        Returns:
+            The reports, shape (steps, workers, numbers).
+
+        Raises:
+            Aborted: the run was aborted.
+        """
+        if ends:
+            self._content.numbers.store(END, allowed)
+        found = []
+        for begin in range(first, first + count, half := max(1, self._kept // 2)):
+            end = min(begin + half, first + count)
+            limit = min(allowed, begin + self._kept)
+            # Workers that wait for the next step look again whether there is one, if the number is larger.
+            self._content.numbers.store(ALLOWED, limit + (ends and limit == allowed))
+            self._await_steps(end - 1)
+            found.append(self._content.reports[:, np.arange(begin, end) % self._kept])
+        return np.concatenate(found, axis=1).swapaxes(0, 1)
+
+    def _await_steps(self, last: int) -> None:
+        """Waits until all workers have taken a step."""
+        self._content.numbers.store(WANTED, last)
+        for worker in self._content.workers:
+            while True:
+                self._check()
+                told = worker[REPORTED]
+                fence()
+                if worker[UPDATED] >= last:
+                    break
+                worker.sleep(REPORTED, told, _CHECK_SECONDS)
+
+    def read(self, variables: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns copies of what is in the memory now, for the variables, when all steps are taken.
+
+        Args:
+            variables: see `begin`; those that were assigned meanwhile stay.
+        """
+        return self._stored.read(variables)
+
+    def abort(self) -> None:
+        """Ends the run: workers take no more steps, and `collect` fails. Any thread may call it."""
+        self._content.numbers.store(ABORTED, 1)
+        for word in (FIRST, ALLOWED):
+            self._content.numbers.wake(word)
+        for worker in self._content.workers:
+            for word in (COMMITTED, UPDATED, REPORTED):
+                worker.wake(word)
+        self._close()
+
+    def _close(self) -> None:
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._descriptor)
+
+    def _check(self) -> None:
+        if self._content.numbers[ABORTED]:
+            raise Aborted

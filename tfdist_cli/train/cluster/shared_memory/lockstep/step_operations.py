@@ -1,0 +1,305 @@
+"""Operations of steps that workers take together, which workers and ps call in functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
+from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted, PsSteps
+from tfdist_cli.train.cluster.shared_memory.lockstep.worker import WorkerSteps
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
+from tfdist_cli.train.cluster.shared_memory.stored import values_of
+from tfdist_cli.train.tf_compat.control_flow import unordered
+from tfdist_cli.train.tf_compat.data import call_registered, register_python
+
+_OPEN, _BEGIN, _COLLECT, _READ, _ABORT = (f"steps_{name}" for name in ("open", "begin", "collect", "read", "abort"))
+_JOIN, _PLACES, _FIRST, _REPLAY, _COMMIT, _GRADIENTS, _FINISH, _WRITE, _LEAVE = (
+    f"steps_{name}" for name in ("join", "places", "first", "replay", "commit", "gradients", "finish", "write", "leave")
+)
+
+
+class _Process:
+    """The memory that this process has, and that of others that it uses."""
+
+    def __init__(self) -> None:
+        self._of_ps: dict[bytes, PsSteps] = {}
+        """By their identities."""
+        self._numbers = count(1)
+        self._of_worker: dict[int, tuple[tuple[int, bytes], WorkerSteps]] = {}
+        """By numbers of their own, with the number of the worker and the identities of the ps."""
+        self._lock = threading.Lock()
+
+    def register(self) -> None:
+        """Lets operations of this process call these functions."""
+        register_python(_OPEN, self._open)
+        register_python(_BEGIN, self._begin)
+        register_python(_COLLECT, self._collect)
+        register_python(_READ, self._read)
+        register_python(_ABORT, self._abort)
+        register_python(_JOIN, self._join)
+        register_python(_PLACES, self._places)
+        register_python(_FIRST, self._first)
+        register_python(_REPLAY, self._replay)
+        register_python(_COMMIT, self._commit)
+        register_python(_GRADIENTS, self._gradients)
+        register_python(_FINISH, self._finish)
+        register_python(_WRITE, self._write)
+        register_python(_LEAVE, self._leave)
+
+    def _open(self, ps: np.ndarray, layout: np.ndarray) -> np.ndarray:
+        steps = PsSteps(int(ps), StepLayout.unpacked(layout))
+        with self._lock:
+            self._of_ps[steps.identity] = steps
+        return np.frombuffer(steps.identity, np.uint8)
+
+    def _steps(self, own: np.ndarray) -> PsSteps:
+        found = self._of_ps.get(own.tobytes())
+        if found is None:
+            raise Aborted
+        return found
+
+    def _begin(
+        self, own: np.ndarray, first: np.ndarray, count: np.ndarray, allowed: np.ndarray, *variables: np.ndarray
+    ) -> np.ndarray:
+        self._steps(own).begin(int(first), int(count), int(allowed), variables)
+        return first
+
+    def _collect(self, own: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        first, count, allowed, ends = numbers.tolist()
+        return self._steps(own).collect(first, count, allowed, ends=bool(ends))
+
+    def _read(self, own: np.ndarray, *variables: np.ndarray) -> Sequence[np.ndarray]:
+        return self._steps(own).read(variables)
+
+    def _abort(self, own: np.ndarray) -> np.ndarray:
+        with self._lock:
+            steps = self._of_ps.pop(own.tobytes(), None)
+        if steps:
+            steps.abort()
+        return np.array(True)
+
+    def _join(self, worker: np.ndarray, all_ps: np.ndarray, layout: np.ndarray) -> np.ndarray:
+        key = int(worker), all_ps.tobytes()
+        with self._lock:
+            for number, (_, steps) in list(self._of_worker.items()):
+                if steps.is_over:
+                    del self._of_worker[number]
+            known = [number for number, (its_key, _) in self._of_worker.items() if its_key == key]
+        if known:
+            return np.array(known[0])
+        steps = WorkerSteps(key[0], StepLayout.unpacked(layout), [each.tobytes() for each in all_ps])
+        with self._lock:
+            number = next(self._numbers)
+            self._of_worker[number] = key, steps
+        return np.array(number)
+
+    def _worker(self, number: np.ndarray) -> WorkerSteps:
+        found = self._of_worker.get(int(number))
+        if found is None:  # a function of a run that is over goes on
+            raise Aborted
+        return found[1]
+
+    def _places(self, number: np.ndarray) -> list[np.ndarray]:
+        return self._worker(number).places
+
+    def _first(self, number: np.ndarray, first: np.ndarray) -> np.ndarray:
+        return np.array(self._worker(number).begin(int(first)))
+
+    def _replay(self, number: np.ndarray) -> list[np.ndarray]:
+        updates, found, means = self._worker(number).replay()
+        return [np.array([updates, found]), *means]
+
+    def _commit(
+        self, number: np.ndarray, sequence: np.ndarray, report: np.ndarray, *gradients: np.ndarray
+    ) -> np.ndarray:
+        self._worker(number).commit(int(sequence), report, gradients)
+        return sequence
+
+    def _gradients(self, number: np.ndarray, sequence: np.ndarray) -> list[np.ndarray]:
+        count, means = self._worker(number).gradients(int(sequence))
+        return [np.array(count), *means]
+
+    def _finish(self, number: np.ndarray, sequence: np.ndarray) -> np.ndarray:
+        return np.array(self._worker(number).finish(int(sequence)))
+
+    def _write(self, number: np.ndarray, ps: np.ndarray, place: np.ndarray, value: np.ndarray) -> np.ndarray:
+        self._worker(number).write(int(ps), int(place), value)
+        return number
+
+    def _leave(self, number: np.ndarray, *values: np.ndarray) -> np.ndarray:
+        self._worker(number).check_places(values)
+        return number
+
+
+_process = _Process()
+
+
+def register() -> None:
+    """Lets this task take part in steps."""
+    _process.register()
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a worker finds what is in the memory of a ps, flat tensors.
+
+    Args:
+        parameters: the parameters.
+        state: the model's state.
+        parts: the worker's part of all parameters, then of each of their slots, with some values behind it.
+    """
+
+    parameters: list[tf.Tensor]
+    state: list[tf.Tensor]
+    parts: list[tf.Tensor]
+
+
+class Steps:
+    """The operations of runs with the same arrays.
+
+    Args:
+        devices: the ps, the leader first.
+        layout: the arrays.
+    """
+
+    def __init__(self, devices: Sequence[str], layout: StepLayout) -> None:
+        self._devices, self._layout = list(devices), layout
+        self._packed = layout.packed
+        self.opened = tf.function(self._opened, autograph=False)
+        self.aborted = tf.function(self._aborted, autograph=False)
+
+    def _opened(self) -> tf.Tensor:
+        """Opens the memory of each ps; returns their identities, uint8, shape (ps, bytes)."""
+        identities = []
+        for number, device in enumerate(self._devices):
+            with tf.device(device):
+                (own,) = call_registered(_OPEN, [tf.constant(number), self._packed], [tf.uint8])
+                identities.append(tf.ensure_shape(unordered(own), [IDENTITY_BYTES]))
+        return tf.stack(identities)
+
+    def _aborted(self, ps: tf.Tensor) -> None:
+        """Aborts the run on each ps."""
+        for number, device in enumerate(self._devices):
+            with tf.device(device):
+                unordered(call_registered(_ABORT, [ps[number]], [tf.bool]))
+
+    def begin(self, own: tf.Tensor, first: tf.Tensor, count: tf.Tensor, allowed: tf.Tensor, variables: Any) -> Any:
+        """Begins a run on a ps, called on it; see `PsSteps.begin`. Returns the first sequence number, when it is done.
+
+        Args:
+            own: the identity of the ps.
+            first: the sequence number of the first step, int64, shape ().
+            count: how many updates there were, int64, shape ().
+            allowed: the sequence number before which steps may be taken.
+            variables: the parameters, their slots and the state that the ps stores.
+        """
+        arguments = [own, first, count, allowed, *values_of(variables)]
+        (done,) = unordered(call_registered(_BEGIN, arguments, [tf.int64]))
+        return tf.ensure_shape(done, [])
+
+    def collect(self, own: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+        """Waits on the leader for some steps, called on it.
+
+        Args:
+            own: the identity of the ps.
+            numbers: the arguments of `PsSteps.collect`, int64, shape (4,).
+
+        Returns:
+            The reports, float64, shape (steps, workers, numbers).
+        """
+        (reports,) = unordered(call_registered(_COLLECT, [own, numbers], [tf.float64]))
+        return tf.ensure_shape(reports, [None, self._layout.workers, self._layout.arrays.report.size])
+
+    def read(self, own: tf.Tensor, variables: Sequence[Any]) -> None:
+        """Assigns copies of what is in the memory of a ps to its variables, called on it.
+
+        Args:
+            own: the identity of the ps.
+            variables: see `begin`.
+        """
+        types = [each.dtype for each in variables]
+        values = call_registered(_READ, [own, *values_of(variables)], types) if variables else []
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(tf.reshape(value, variable.shape), read_value=False)
+
+    def join(self, worker: tf.Tensor, ps: tf.Tensor) -> tf.Tensor:
+        """Lets a worker take part in a run; returns its number there."""
+        (number,) = unordered(call_registered(_JOIN, [worker, ps, self._packed], [tf.int64]))
+        return tf.ensure_shape(number, [])
+
+    def places(self, number: tf.Tensor) -> list[Places]:
+        """Returns on a worker where it finds the arrays, for each ps."""
+        arrays, more = self._layout.arrays, 1 + self._layout.slots
+        each = list(zip(arrays.values, arrays.others, strict=True))
+        dtype = tf.as_dtype(self._layout.dtype)
+        types = [kind for own, state in each for kind in [*(array.dtype for array in (*own, *state)), *[dtype] * more]]
+        left = iter(unordered(call_registered(_PLACES, [number], types)))
+
+        def shaped(arrays: Sequence[Array]) -> list[tf.Tensor]:
+            return [tf.ensure_shape(next(left), [array.size]) for array in arrays]
+
+        def part() -> tf.Tensor:
+            return tf.ensure_shape(next(left), [None])
+
+        return [Places(shaped(own), shaped(state), [part() for _ in range(more)]) for own, state in each]
+
+    def first_step(self, number: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        """Waits on a worker for its first step of a run, see `WorkerSteps.begin`.
+
+        Returns:
+            The sequence number and the kind, int64, shape (2,).
+        """
+        return tf.ensure_shape(unordered(call_registered(_FIRST, [number, first], [tf.int64]))[0], [2])
+
+    def commit(
+        self, number: tf.Tensor, sequence: tf.Tensor, report: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """Commits a worker's gradients, those for the leader first; returns the sequence number, when it is done."""
+        (done,) = unordered(call_registered(_COMMIT, [number, sequence, report, *gradients], [tf.int64]))
+        return tf.ensure_shape(done, [])
+
+    def gradients(self, number: tf.Tensor, sequence: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Waits on a worker for all gradients, see `WorkerSteps.gradients`.
+
+        Returns:
+            How many updates there were, int64, shape (); and the means for each ps, flat.
+        """
+        updates, *means = unordered(call_registered(_GRADIENTS, [number, sequence], self._types_of_means))
+        return tf.ensure_shape(updates, []), [tf.ensure_shape(each, [None]) for each in means]
+
+    @property
+    def _types_of_means(self) -> list[tf.DType]:
+        return [tf.int64, *[tf.as_dtype(self._layout.dtype)] * len(self._devices)]
+
+    def replay(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Returns on a worker an update that is to be made again, see `WorkerSteps.replay`."""
+        numbers, *means = unordered(call_registered(_REPLAY, [number], self._types_of_means))
+        updates, found = tf.unstack(tf.ensure_shape(numbers, [2]))
+        return updates, found > 0, [tf.ensure_shape(each, [None]) for each in means]
+
+    def finish(self, number: tf.Tensor, sequence: tf.Tensor) -> tf.Tensor:
+        """Ends a step on a worker, see `WorkerSteps.finish`; returns what `first_step` does."""
+        return tf.ensure_shape(unordered(call_registered(_FINISH, [number, sequence], [tf.int64]))[0], [2])
+
+    def write(self, number: tf.Tensor, ps: int, place: int, value: tf.Tensor) -> tf.Tensor:
+        """Writes the worker's part of the parameters of a ps, 0, or of a slot of theirs."""
+        arguments = [number, tf.constant(ps), tf.constant(place), value]
+        return unordered(call_registered(_WRITE, arguments, [tf.int64]))[0]
+
+    def leave(self, number: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Ends a worker's part in a run; returns its number, when it is done.
+
+        Args:
+            number: the number.
+            values: of its parts, as the worker sees them: an error if they are not those in the memory.
+        """
+        (done,) = unordered(call_registered(_LEAVE, [number, *values], [tf.int64]))
+        return tf.ensure_shape(done, [])

@@ -1,0 +1,263 @@
+"""A worker's side of steps that workers take together, see `memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfdist_cli.train.cluster.shared_memory.lockstep.memory import (
+    ABORTED,
+    ALLOWED,
+    COMMITTED,
+    COUNT,
+    END,
+    FIRST,
+    LATER,
+    REPORTED,
+    SAVED,
+    UPDATED,
+    UPDATING,
+    WANTED,
+    Content,
+    StepLayout,
+)
+from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
+from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, OthersMemory, has_ended
+from tfdist_cli.train.cluster.shared_memory.stored import aligned_bytes, is_at
+
+_NOTHING = LATER
+"""In place of the sequence number of an update that is made again."""
+IS_OVER, MAY_BEGIN = -1, 1
+"""The kinds of a step: there is none, or it may begin."""
+_CHECK_SECONDS = 1.0
+"""How often a worker that waits looks whether the ps are still there."""
+
+
+class _Over(Exception):
+    """There are no more steps in this run."""
+
+
+class WorkerSteps:
+    """What a worker has of the memory of all ps.
+
+    Args:
+        worker: its number.
+        layout: of all ps.
+        identities: of all ps, `PsSteps.identity`.
+
+    Raises:
+        OSError: the memory of a ps cannot be opened here though the ps goes on, see `OthersMemory.of`.
+
+    Attributes:
+        is_over: whether there are no more steps, in this run and in later ones.
+    """
+
+    def __init__(self, worker: int, layout: StepLayout, identities: Sequence[bytes]) -> None:
+        self._worker, self._layout = worker, layout
+        self._processes: list[int] = []
+        self._ps: list[Content] = []
+        self.is_over = False
+        try:
+            for ps, identity in enumerate(identities):
+                memory = OthersMemory.of(identity)
+                content = memory.first(ALIGNED + Content.bytes(layout, ps))[ALIGNED:]
+                self._processes.append(memory.process)
+                self._ps.append(Content(content, layout, ps))
+        except FileNotFoundError:
+            self.is_over = True  # a ps has ended, or has closed its memory
+            self._ps = [Content(_zeros(Content.bytes(layout, ps)), layout, ps) for ps in range(len(identities))]
+        self._replayed = _NOTHING
+        # Views are made once: to make them costs as much as to copy a small array.
+        self._means = [
+            [self._parts(own.means, ps)[turn] for ps, own in enumerate(self._ps)] for turn in range(layout.kept_means)
+        ]
+        self._terms = [self._parts(own.gradients, ps) for ps, own in enumerate(self._ps)]
+        self._written = [place for own in self._ps for place in own.gradient_of[worker]]
+        self._reports = list(self._ps[0].reports[worker])
+        self._saved = [
+            pair
+            for ps, own in enumerate(self._ps)
+            for pair in zip(self._parts(own.flat, ps), self._parts(own.saved, ps), strict=True)
+        ]
+
+    @property
+    def places(self) -> list[np.ndarray]:
+        """Of each ps the parameters and the state; then the worker's part of all parameters, and of their slots.
+
+        The parts have some values behind them. They are copies if the run is over.
+        """
+        found = []
+        for ps, own in enumerate(self._ps):
+            found += [*own.parameters, *own.state, *self._parts(own.flat, ps, ALIGNED // self._layout.dtype.itemsize)]
+        return found
+
+    def check_places(self, values: Sequence[np.ndarray]) -> None:
+        """Raises an error if some values, of the parts of all ps, are not those in the memory."""
+        parts = [each for ps, own in enumerate(self._ps) for each in self._parts(own.flat, ps)]
+        if not self.is_over and not all(is_at(value, part) for value, part in zip(values, parts, strict=True)):
+            raise RuntimeError("a variable of a worker has left the memory of its ps")
+
+    def begin(self, first: int) -> tuple[int, int]:
+        """Waits until a worker's first step may begin, or that of a worker that was started again.
+
+        Args:
+            first: the sequence number of the first step of the run.
+
+        Returns:
+            The sequence number, and `MAY_BEGIN` or `IS_OVER`. The step may be one whose gradients are committed.
+        """
+        try:
+            for each in self._ps:
+                self._await(each.numbers, FIRST, first)
+            if self._ps[0].numbers[FIRST] != first:
+                return first, IS_OVER
+            own = self._own
+            if own[COMMITTED] > own[UPDATED]:
+                if own[UPDATING] > own[UPDATED]:
+                    self._restore()
+                return own[COMMITTED], MAY_BEGIN
+        except _Over:
+            return first, IS_OVER
+        return self._next()
+
+    def commit(self, sequence: int, report: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
+        """Commits the gradients of a step, unless they are.
+
+        Args:
+            sequence: the step's.
+            report: its report.
+            gradients: of the parameters of all ps.
+        """
+        if self.is_over or self._own[COMMITTED] >= sequence:
+            return
+        for place, gradient in zip(self._written, gradients, strict=True):
+            np.copyto(place, gradient.reshape(-1))
+        np.copyto(self._reports[sequence % self._layout.kept], report)
+        self._own.store(COMMITTED, sequence)
+
+    def replay(self) -> tuple[int, bool, list[np.ndarray]]:
+        """Returns an update that is to be made again before the first step, of a part that was restored.
+
+        Returns:
+            How many updates there were before it; whether there is one; and the means of the gradients, see
+            `gradients`: of no use otherwise.
+        """
+        sequence = self._replayed
+        if sequence >= self._own[COMMITTED]:
+            return 0, False, self._means[0]
+        self._replayed += 1
+        return self._count(sequence), True, self._means[sequence % len(self._means)]
+
+    def gradients(self, sequence: int) -> tuple[int, list[np.ndarray]]:
+        """Waits until all workers have committed the gradients of a step.
+
+        Args:
+            sequence: the step's.
+
+        Returns:
+            How many updates there were before, and the means of the worker's part of the gradients of each ps. If the
+            run is over, both are of no use, as what they update.
+        """
+        means = self._means[sequence % len(self._means)]
+        try:
+            for each in self._ps[0].workers:
+                self._await(each, COMMITTED, sequence)
+        except _Over:
+            return 0, means
+        for terms, mean in zip(self._terms, means, strict=True):
+            _write_mean(terms, mean)
+        if not self._worker:
+            self._assign_state(sequence)
+        if sequence - self._own[SAVED] >= len(self._means):
+            for place, saved in self._saved:
+                np.copyto(saved, place)
+            self._own.store(SAVED, sequence)
+        self._own.store(UPDATING, sequence)
+        return self._count(sequence), means
+
+    def finish(self, sequence: int) -> tuple[int, int]:
+        """Tells that the worker's part is updated, and waits until the next step may begin; see `begin`."""
+        if self.is_over:
+            return sequence, IS_OVER
+        self._own.store(UPDATED, sequence)
+        if sequence >= self._ps[0].numbers[WANTED]:
+            self._own.store(REPORTED, sequence)
+        return self._next()
+
+    def write(self, ps: int, place: int, value: np.ndarray) -> None:
+        """Writes the worker's part of the parameters of a ps, or of a slot."""
+        np.copyto(self._parts(self._ps[ps].flat, ps)[place], value.reshape(-1))
+
+    @property
+    def _own(self) -> Words:
+        return self._ps[0].workers[self._worker]
+
+    def _next(self) -> tuple[int, int]:
+        leader, following = self._ps[0].numbers, self._own[UPDATED] + 1
+        try:
+            for each in self._ps[0].workers:
+                self._await(each, UPDATED, following - 1)
+            self._await(leader, ALLOWED, following + 1, until=lambda: following >= leader[END])
+        except _Over:
+            return following, IS_OVER
+        return following, IS_OVER if following >= leader[END] else MAY_BEGIN
+
+    def _await(self, words: Words, word: int, least: int, until: Callable[[], bool] = lambda: False) -> None:
+        """Waits until a word has a value, or something else is the case.
+
+        Raises:
+            _Over: there are no more steps.
+        """
+        numbers = self._ps[0].numbers
+        while True:
+            seen = words[word]
+            self.is_over = self.is_over or bool(numbers[ABORTED])
+            if self.is_over:
+                raise _Over
+            if seen >= least or until():
+                return
+            words.sleep(word, seen, _CHECK_SECONDS)
+            if words[word] == seen:
+                self.is_over = any(has_ended(process) for process in self._processes)
+
+    def _parts(self, arrays: Sequence[np.ndarray], ps: int, more: int = 0) -> list[np.ndarray]:
+        part = self._layout.part(ps, self._worker)
+        return [each[part.start : part.stop + more] for each in arrays]
+
+    def _assign_state(self, sequence: int) -> None:
+        """Assigns the mean of the new values of all workers to the model's state, once more if it was done before."""
+        begin, reports = self._layout.state, self._ps[0].reports[:, sequence % self._layout.kept]
+        for ps, place in self._layout.assigned:
+            variable = self._ps[ps].state[place]
+            variable[:] = reports[:, begin : begin + variable.size].mean(axis=0)
+            begin += variable.size
+
+    def _count(self, sequence: int) -> int:
+        """How many updates there were before that of a step."""
+        numbers = self._ps[0].numbers
+        return numbers[COUNT] + sequence - numbers[FIRST]
+
+    def _restore(self) -> None:
+        """Restores the part from before some updates, of which the last one was not finished."""
+        for place, saved in self._saved:
+            np.copyto(place, saved)
+        self._replayed = self._own[SAVED]
+
+
+def _write_mean(terms: Sequence[np.ndarray], mean: np.ndarray) -> None:
+    """Writes the mean of arrays, as TensorFlow would compute it: the sum times the inverse of their number."""
+    first, *others = terms
+    if not others:
+        np.copyto(mean, first)
+        return
+    np.add(first, others[0], out=mean)
+    for each in others[1:]:
+        mean += each
+    mean *= mean.dtype.type(1 / len(terms))
+
+
+def _zeros(size: int) -> np.ndarray:
+    found = aligned_bytes(size)
+    found[:] = 0
+    return found

@@ -1,0 +1,372 @@
+"""Updates in lockstep that workers make themselves, in the memory of the ps: each of them updates a part of all values.
+
+So no gradient is sent, the ps wait, and an update takes as long as a part of it. See `cluster/shared_memory/lockstep`.
+It needs an optimizer that updates each value by itself. The variables of the ps have copies of the values before and
+after a run. The chief orders steps and receives their reports as for other tasks.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.layout import Layout
+from tfdist_cli.train.cluster.shared_memory.lockstep import words
+from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
+from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
+from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER
+from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
+from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine.parameter_server.batches import BatchReader
+from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.gradient_store import StepNumbers
+from tfdist_cli.train.engine.parameter_server.lockstep import data_position
+from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
+from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import suits as meets_in_memory
+from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders
+from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
+from tfdist_cli.train.engine.parameter_server.transport import Pulled
+from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.model.train_step import Tensors
+from tfdist_cli.train.optimizers.apply import StoredParameter, is_elementwise, stored_parameters
+from tfdist_cli.train.tf_compat.control_flow import after, changes
+from tfdist_cli.train.tf_compat.keras_optimizer import iterations
+from tfdist_cli.train.tf_compat.variables import flat_variable_at
+from tfdist_cli.train.variables.sharding import parts
+
+_LEAST_BYTES = 1 << 12
+"""Bytes of the smallest part: less than this is not worth to be divided."""
+
+
+def suits(context: ParameterServerContext) -> bool:
+    """Whether a training can take this way: workers stay, and one function updates all values."""
+    step, workers = context.step, context.workers
+    if not (meets_in_memory(context) and words.supported() and context.updates_divide):
+        return False
+    if len(workers) != workers.most or context.rules.wire != "float32" or context.transport.terms:
+        return False
+    if not (is_elementwise(step.optimizer, step.parameters) and step.trains_all(context.element_spec)):
+        return False
+    stored = stored_parameters(step.optimizer, step.parameters)
+    variables = [variable for each in stored for variable in (*each.shards, *(own for (own,) in each.slots))]
+    if {each.dtype for each in variables} not in ({tf.float32}, {tf.float64}):
+        return False
+    if any(own.shape != each.shards[0].shape for each in stored for (own,) in each.slots):
+        return False
+    sizes = Counter[str]()
+    for bucket in context.transport.buckets:
+        sizes[bucket.device] += sum(shard.bytes for shard in bucket.dense)
+    return min(sizes.values()) >= _LEAST_BYTES * context.worker_count
+
+
+class StepOrders(Orders):
+    """The memory of a training, and the orders of the chief, which a thread of it executes.
+
+    Args:
+        steps: the operations.
+
+    Attributes:
+        kinds: the `StepKind` of each order.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+        self._ps: Any = None
+        """The identities of all ps, once a run has started."""
+        self.kinds: queue.SimpleQueue[StepKind] = queue.SimpleQueue()
+
+    @property
+    def handles(self) -> Any:
+        """What `WorkerUpdateFunctions.updates` takes: the orders, and the identities of all ps."""
+        return self, self._ps
+
+    def of(self, worker: int) -> Handles:  # noqa: ARG002 they are the same for each worker
+        """See `TokenQueues.of`."""
+        return {"ps": [self._ps]}
+
+    def start(self, sequence: int) -> None:  # noqa: ARG002 the memory serves all runs
+        """See `TokenQueues.start`."""
+        if self._ps is None:
+            close_unused()
+            self._ps = self._steps.opened()
+            close_with(self, partial(self._steps.aborted, self._ps))
+
+    def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:  # noqa: ARG002 examples are not divided
+        """See `Orders.order`."""
+        self.kinds.put(kind)
+
+    def abort(self, times: int) -> None:  # noqa: ARG002 no worker takes a step before it looks
+        """See `TokenQueues.abort`."""
+        self._steps.aborted(self._ps)
+
+    def close_commits(self) -> None:
+        """See `TokenQueues.close_commits`: `abort` has done so."""
+
+
+class WorkerUpdateFunctions(LockstepFunctions):
+    """The functions of such updates, see `LockstepFunctions`."""
+
+    reports_with_gradients = False
+
+    def __init__(self, context: ParameterServerContext) -> None:
+        super().__init__(context)
+        step = context.step
+        self._stored = stored_parameters(step.optimizer, step.parameters)
+        self._state = [parts(variable)[0] for variable in step.state]
+        self._own = [self._on(device, [each.shards[0] for each in self._stored]) for device in self.devices]
+        """The numbers of the parameters on each ps."""
+        self._own_state = [self._on(device, self._state) for device in self.devices]
+        """The numbers of its part of the model's state."""
+        self._steps = Steps(self.devices, self._layout())
+        self._counter = iterations(step.optimizer).value
+        self.clear = lambda: None  # nothing is stored
+
+    @staticmethod
+    def _on(device: str, variables: Sequence[Any]) -> list[int]:
+        return [number for number, each in enumerate(variables) if each.device == device]
+
+    def new_orders(self) -> Orders:
+        """See `LockstepFunctions.new_orders`."""
+        return StepOrders(self._steps)
+
+    def _layout(self) -> StepLayout:
+        parameters = [[_array(self._stored[number].shards[0]) for number in own] for own in self._own]
+        state = [[_array(self._state[number]) for number in own] for own in self._own_state]
+        place = {number: (ps, index) for ps, own in enumerate(self._own_state) for index, number in enumerate(own)}
+        report = Array(np.dtype(np.float64), self.layout.size)
+        return StepLayout(
+            Layout(parameters, state, report),
+            len(self._stored[0].slots),
+            self._workers,
+            2 + self.layout.metrics,
+            [place[number] for number in self.store.context.assigned],
+        )
+
+    def _variables(self, ps: int) -> list[Any]:
+        """The variables on a ps: its parameters, their slots, and the state."""
+        own = [self._stored[number] for number in self._own[ps]]
+        slots = [slot for each in own for (slot,) in each.slots]
+        return [*(each.shards[0] for each in own), *slots, *(self._state[number] for number in self._own_state[ps])]
+
+    def _worker_function(self, size: int) -> Any:  # noqa: ARG002 a step of this task alone costs no less with others
+        steps, store = self._steps, self.store
+
+        @tf.function(autograph=False)
+        def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
+            worker, first, own_data = tf.unstack(numbers[:3])
+            number = steps.join(worker, handles["ps"][0])
+            token = steps.first_step(number, first)
+            own = _Worker(self, iterator, numbers, number, steps.places(after(number, [token])))
+            token = after(token, [own.replay(token)])
+            positioned = tf.logical_and(own_data > 0, _goes_on(token))
+            token = after(token, [data_position.skip_to(iterator, self.step_number(token), positioned)])
+            timer = StepTimer(store.measures_phases)
+            timer.end("wait", token)
+            start = [token, *timer.last_time, *timer.totals()]
+            token, *_ = tf.while_loop(_goes_on, own.step, start, parallel_iterations=1)
+            token = after(token, [steps.leave(after(number, [token]), own.values())])
+            data_position.advance_to(self.step_number(token), positioned)
+            return worker
+
+        return work
+
+    def step_number(self, token: tf.Tensor) -> tf.Tensor:
+        """Returns the number of the step of a packed `Token`."""
+        return Token(token).sequence % RUN
+
+    def _update_function(self, size: int) -> Any:
+        leader = self.devices[0]
+        begin = tf.function(self._begin_run, autograph=False)
+        end = tf.function(self._end_run, autograph=False)
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def collect(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+            with tf.device(leader):
+                reports = self._steps.collect(ps[0], numbers)
+                if self.store.measures_phases:  # workers measure their updates themselves
+                    reports = tf.pad(reports, [[0, 0], [0, 0], [0, 1]])
+            with tf.device(CHIEF_DEVICE):
+                return tf.identity(reports)
+
+        def updates(handles: tuple[StepOrders, tf.Tensor], first: tf.Tensor) -> None:
+            orders, ps = handles
+            kind, start = orders.kinds.get(), int(first)
+            now = start + _steps_of(kind, size)
+            begin(ps, first, tf.constant(now, tf.int64))
+            done = start
+            while kind != StepKind.END:
+                following = orders.kinds.get()
+                ends, allowed = following == StepKind.END, now + _steps_of(following, size)
+                reports = collect(ps, tf.constant([done, now - done, allowed, ends], tf.int64))
+                orders.results.enqueue(reports)
+                kind, done, now = following, now, allowed
+            end(ps, tf.constant(done - start, tf.int64))
+
+        return updates
+
+    def _begin_run(self, ps: tf.Tensor, first: tf.Tensor, allowed: tf.Tensor) -> None:
+        with tf.device(self.devices[0]):
+            count = self._counter.read_value()
+        for number, device in enumerate(self.devices):
+            with tf.device(device):
+                self._steps.begin(ps[number], first, count, allowed, self._variables(number))
+
+    def _end_run(self, ps: tf.Tensor, steps: tf.Tensor) -> None:
+        with tf.device(self.devices[0]):
+            self._counter.assign_add(steps, read_value=False)
+        for number, device in enumerate(self.devices):
+            with tf.device(device):
+                self._steps.read(ps[number], self._variables(number))
+
+    def local_parts(self, number: tf.Tensor, places: Sequence[Places]) -> list[StoredParameter]:
+        """Returns a worker's part of the parameters of each ps, which the kernel of one parameter updates."""
+        found = []
+        for ps, own in enumerate(places):
+            flat, *slots = [
+                flat_variable_at(place, partial(self._steps.write, number, ps, index))
+                for index, place in enumerate(own.parts)
+            ]
+            found.append(StoredParameter(self._stored[self._own[ps][0]].variable, [flat], [[slot] for slot in slots]))
+        return found
+
+    def in_order(self, places: Sequence[Places]) -> tuple[Tensors, Tensors]:
+        """Returns the parameters and the state of the places of all ps, in the order of the model's."""
+        values: dict[int, tf.Tensor] = {}
+        state: dict[int, tf.Tensor] = {}
+        for own, numbers, own_state in zip(places, self._own, self._own_state, strict=True):
+            values |= dict(zip(numbers, own.parameters, strict=True))
+            state |= dict(zip(own_state, own.state, strict=True))
+        return (
+            [tf.reshape(values[number], each.shards[0].shape) for number, each in enumerate(self._stored)],
+            [tf.reshape(state[number], each.shape) for number, each in enumerate(self._state)],
+        )
+
+    def sent(self, gradients: Sequence[Any], pulled: Pulled) -> Tensors:
+        """A worker's gradients in the order of the ps."""
+        whole = [each[0] for each in self.store.context.transport.whole_gradients(gradients, pulled) if each]
+        return [whole[number] for own in self._own for number in own]
+
+    @property
+    def steps(self) -> Steps:
+        """The operations."""
+        return self._steps
+
+
+class _Worker:
+    """A worker in a run.
+
+    Args:
+        functions: what it belongs to.
+        iterator: its data.
+        numbers: see `LockstepFunctions.work`.
+        number: of the worker in the run.
+        places: of all ps.
+    """
+
+    def __init__(
+        self,
+        functions: WorkerUpdateFunctions,
+        iterator: Any,
+        numbers: tf.Tensor,
+        number: tf.Tensor,
+        places: Sequence[Places],
+    ) -> None:
+        self._functions, self._iterator, self._numbers, self._number = functions, iterator, numbers, number
+        self._context = functions.store.context
+        self._parts = functions.local_parts(number, places)
+        self._values, self._state = functions.in_order(places)
+        self._rate = tf.identity(self._context.sent_rate())
+
+    def values(self) -> Tensors:
+        """The worker's parts, as it sees them."""
+        return [each.read_value() for part in self._parts for each in (*part.shards, *(own for (own,) in part.slots))]
+
+    def step(self, token: tf.Tensor, *carried: tf.Tensor) -> list[Any]:
+        """Takes a step.
+
+        Args:
+            token: of this step, packed.
+            carried: the end of the last phase, and what was measured since the report of the step before.
+
+        Returns:
+            The same for the next one.
+        """
+        functions, context = self._functions, self._context
+        start, before = carried[:1], list(carried[1:])
+        timer = StepTimer(functions.store.measures_phases, *start)
+        with changes() as made:
+            read = BatchReader(context, [1], ahead=False).next_round(lambda: next_batch(self._iterator), [token])
+            timer.end("data", read.batches)
+            with context.transport.device_scope():
+                pulled = Pulled.whole([after(each, [token]) for each in self._values])
+            state = [after(each, [token]) for each in self._state]
+            timer.end("pull", pulled.values)
+            own = StepNumbers(self._numbers[0], functions.step_number(token), self._numbers[3:])
+            result, report = functions.store.train(read, own, pulled.values, state, [token])
+            timer.end("compute", result.gradients)
+        # Whatever uses the values where they are has to have done so.
+        report = after(tf.concat([report, *_sum(timer.totals(), before)], axis=0), made)
+        sequence = Token(token).sequence
+        committed = functions.steps.commit(self._number, sequence, report, functions.sent(result.gradients, pulled))
+        following = StepTimer(functions.store.measures_phases, *timer.last_time)
+        following.end("push", committed)
+        token = self._update(committed, following)
+        return [token, *following.last_time, *following.totals()]
+
+    def replay(self, ready: tf.Tensor) -> tf.Tensor:
+        """Makes the updates again that were lost with an earlier process; returns what is awaited for that."""
+
+        def update(*numbers: tf.Tensor) -> list[tf.Tensor]:
+            count, means = numbers[1], list(numbers[2:])
+            made = self._apply(count, means)
+            return following(after(self._number, made))
+
+        def following(number: tf.Tensor) -> list[tf.Tensor]:
+            count, found, means = self._functions.steps.replay(number)
+            return [found, count, *means]
+
+        start = following(after(self._number, [ready]))
+        found, *_ = tf.while_loop(lambda found, *_: found, update, start, parallel_iterations=1)
+        return found
+
+    def _apply(self, count: tf.Tensor, means: Tensors) -> list[tf.Operation]:
+        """Updates the worker's part with the means of gradients; returns what does so."""
+        with changes() as made, tf.control_dependencies([count]):
+            self._context.apply_to(self._parts, [[each] for each in means], count, self._rate)
+        return made
+
+    def _update(self, committed: tf.Tensor, timer: StepTimer) -> tf.Tensor:
+        """Updates the worker's part; returns the token of the next step."""
+        steps = self._functions.steps
+        count, means = steps.gradients(self._number, committed)
+        timer.end("wait", count)
+        made = self._apply(count, means)
+        timer.end("update", made)
+        token = steps.finish(self._number, after(committed, made))
+        timer.end("wait", token)
+        return token
+
+
+def _goes_on(token: tf.Tensor, *_: Any) -> tf.Tensor:
+    return Token(token).kind != IS_OVER
+
+
+def _steps_of(kind: StepKind, size: int) -> int:
+    """How many steps an order has."""
+    return 0 if kind == StepKind.END else size if kind == StepKind.CHUNK else 1
+
+
+def _sum(measured: Tensors, before: Tensors) -> Tensors:
+    return [one + other for one, other in zip(measured, before, strict=True)]
+
+
+def _array(variable: Any) -> Array:
+    return Array(np.dtype(variable.dtype.as_numpy_dtype), int(np.prod(variable.shape)))
