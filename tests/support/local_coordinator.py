@@ -11,7 +11,7 @@ from tensorflow.python.distribute.coordinator.remote_value import RemoteValueSta
 from tfdist_cli.train.engine.parameter_server import context, engine, gradient_store
 from tfdist_cli.train.engine.parameter_server.asynchronous import executions
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
-from tfdist_cli.train.engine.parameter_server.lockstep import token_queues
+from tfdist_cli.train.engine.parameter_server.lockstep import token_queues, worker_updates
 from tfdist_cli.train.engine.parameter_server.quorum import functions, queues
 from tfdist_cli.train.model.train_step import ModelStep
 
@@ -138,7 +138,7 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
         monkeypatch.setattr(engine, name, lambda *_: None)
     monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, *_: PerWorker(remotes.values()))
     monkeypatch.setattr(executions, "ConcreteFunctions", Functions)
-    for module in (context, engine, gradient_store, functions, queues, token_queues):
+    for module in (context, engine, gradient_store, functions, queues, token_queues, worker_updates):
         monkeypatch.setattr(module, "CHIEF_DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
     with strategy.scope():
         model = build()

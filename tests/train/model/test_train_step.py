@@ -655,3 +655,59 @@ class Own(keras.Model):
 
 def test_a_model_that_overrides_metrics():
     assert_same(*train_both(lambda: compiled(Own())))
+
+
+class ReadsOptimizer(keras.Model):
+    """A step that weighs its loss by a variable of its optimizer."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.dense, self.read = keras.layers.Dense(3), read
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2) * tf.cast(self.read(self.optimizer), tf.float32)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("read", "reads"),
+    [
+        (lambda _: 1.0, False),
+        (lambda optimizer: optimizer.learning_rate, False),  # it stays as it is in a run
+        (lambda optimizer: optimizer.iterations, True),
+        (lambda optimizer: tf.reduce_sum(optimizer.variables[-1]), True),
+    ],
+)
+def test_it_is_known_whether_a_step_reads_variables_of_its_optimizer(read, reads):
+    model = ReadsOptimizer(read)
+    model.compile("adam", "mse")
+    step, spec = ModelStep(model), (tf.TensorSpec([4, 5]), tf.TensorSpec([4, 3]))
+    step.build(spec)
+    assert step.reads_optimizers(spec) is reads
+
+
+class Unused(layers.Layer):
+    """Has a weight that is used now and then."""
+
+    def __init__(self, used):
+        super().__init__()
+        self.used = used
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+    def call(self, x):
+        return x * self.weight if self.used else x
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_whether_the_loss_depends_on_all_parameters(used):
+    data, step = batches(*classes(44)), ModelStep(classifier(Unused(used)))
+    step.build(data.element_spec)
+    assert step.trains_all(data.element_spec) == used

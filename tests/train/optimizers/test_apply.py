@@ -8,7 +8,13 @@ import tensorflow as tf
 from tests.support.compare import difference
 from tests.support.optimizers import OPTIMIZERS
 from tfdist_cli.spec.sections.updates import LearningRate, ShardRule
-from tfdist_cli.train.optimizers.apply import apply, disable_gradient_reduction, supports_sparse_updates, why_not_fused
+from tfdist_cli.train.optimizers.apply import (
+    apply,
+    disable_gradient_reduction,
+    is_elementwise,
+    supports_sparse_updates,
+    why_not_fused,
+)
 from tfdist_cli.train.optimizers.learning_rate import RateScaling
 from tfdist_cli.train.variables.sharding import parts
 
@@ -256,3 +262,31 @@ def test_the_count_of_updates_is_one_atomic_addition():
     for op in before:
         before += [*op.control_inputs, *(each.op for each in op.inputs)]
     assert {tensor.op.name for tensor in graph.inputs[:2]} & {op.name for op in before}
+
+
+NOT_ELEMENTWISE = {
+    *("clipnorm", "global clipnorm"),  # norms
+    *("average", "average now and then", "accumulation"),  # more than a kernel does
+    *("nadam", "adafactor", "muon", "lamb", "dynamic loss scale", "several"),  # without a kernel of their own
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_which_optimizers_update_each_value_by_itself(name):
+    variables, optimizer = parameters(), OPTIMIZERS[name]()
+    optimizer.build(variables)
+    assert is_elementwise(optimizer, variables) == (name not in NOT_ELEMENTWISE)
+
+
+@pytest.mark.parametrize(("excluded", "alike"), [([], True), (["bias"], False), (["bias", "kernel", "unused"], True)])
+def test_values_of_which_some_decay_are_not_updated_alike(excluded, alike):
+    variables, optimizer = parameters(), keras.optimizers.AdamW(0.1, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=excluded)
+    optimizer.build(variables)
+    assert is_elementwise(optimizer, variables) == alike
+
+
+def test_values_with_a_constraint_are_not_updated_by_themselves():
+    variables, optimizer = parameters(keras.constraints.UnitNorm()), keras.optimizers.Adam(0.1)
+    optimizer.build(variables)
+    assert not is_elementwise(optimizer, variables)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist_cli.train.tf_compat.control_flow import after, last_of, made_once, unordered
+from tfdist_cli.train.tf_compat.control_flow import after, changes, last_of, made_once, unordered
 
 
 def waits_for(graph, kind):
@@ -101,3 +101,28 @@ def test_what_is_needed_several_times_is_made_once_and_waits_for_no_one():
 
     assert function().numpy() == 5
     assert five().numpy() == 5
+
+
+def test_which_operations_may_change_something():
+    variable = tf.Variable(1.0)
+    found = {}
+
+    @tf.function(autograph=False)
+    def function():
+        variable.assign_add(1.0)
+        with changes() as made:
+            assert not made
+            variable.assign(variable.read_value() * 2)
+            tf.cond(variable > 0, lambda: variable.assign_sub(1.0), variable.read_value)
+        variable.assign_add(3.0)
+        with changes() as none:
+            tf.constant(1.0) + 2
+        found.update(made=made, none=none)
+        with tf.control_dependencies(made):
+            return tf.constant(0)
+
+    function()
+    kinds = [each.type for each in found["made"]]
+    assert [each for each in kinds if each != "ReadVariableOp"] == ["AssignVariableOp", "If"]
+    assert found["none"] == []
+    assert variable.numpy() == 6

@@ -454,3 +454,41 @@ def test_assignments_are_made_in_the_memory(shape):
         change()
         assert memory.found == [True]
         np.testing.assert_array_equal(memory.values()[0], start * 3.0)
+
+
+def apply_adam(variable, m, v):
+    rates = dict.fromkeys(("beta1_power", "beta2_power", "lr", "beta1", "beta2"), tf.constant(0.5, variable.dtype))
+    handles = {"var": variable.handle, "m": m.handle, "v": v.handle}
+    one = tf.ones_like(variable.read_value())
+    tf.raw_ops.ResourceApplyAdam(**handles, **rates, epsilon=tf.zeros([], variable.dtype), grad=one, use_locking=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [0, 16, 48, 4096])
+def test_flat_values_of_a_size_that_no_function_knows_are_changed_in_place(size, dtype):
+    before = np.arange(size, dtype=dtype)
+    with Memory([before, np.zeros_like(before), np.zeros_like(before), before]) as memory:
+
+        @tf.function(autograph=False)
+        def change():
+            places = call_registered("test_places", [tf.constant(0)], [dtype] * 4)
+            own = [
+                variables.flat_variable_at(tf.ensure_shape(place, [None]), functools.partial(memory.write, index))
+                for index, place in enumerate(places)
+            ]
+            assert [each.shape.as_list() for each in own] == [[None]] * 4
+            apply_adam(*own[:3])
+            with tf.control_dependencies([own[3].assign(own[3].read_value() + 3)]):
+                memory.look(own)
+                return tf.shape(own[0].read_value())
+
+        assert change().numpy().tolist() == [size]
+        assert memory.found == [True] * 4 or not size
+        change()
+        found, m, v, written = memory.values()
+        np.testing.assert_array_equal(written, before + 6)
+        for slot in (m, v):
+            np.testing.assert_array_equal(slot, np.full(size, 0.75))
+        changed = before - 0.5 * np.sqrt(0.5) / 0.5 * (0.5 / np.sqrt(0.5) + 0.75 / np.sqrt(0.75))
+        np.testing.assert_allclose(found, changed, rtol=1e-6, atol=1e-6)
+        assert all(np.isnan(each[size:]).all() for each in memory.padded)  # nobody's, and nobody has written it

@@ -46,7 +46,7 @@ from tfdist_cli.train.model.own_step.optimizers import (
 )
 from tfdist_cli.train.model.rng.unseeded import UnseededDraws
 from tfdist_cli.train.model.trace.step_trace import StepTrace
-from tfdist_cli.train.optimizers.apply import fixed_loss_scales, loss_scales, terms_taken
+from tfdist_cli.train.optimizers.apply import fixed_loss_scales, learning_rates, loss_scales, terms_taken
 from tfdist_cli.train.optimizers.terms import Terms
 from tfdist_cli.train.tf_compat import keras_model
 from tfdist_cli.train.tf_compat.functions import functions_inlined
@@ -437,6 +437,17 @@ class ModelStep:
             element_spec: the `tf.TypeSpec`s of a batch.
         """
         return not self._traced(element_spec).untrained
+
+    def reads_optimizers(self, element_spec: Any) -> bool:
+        """Whether a train step reads `iterations` or a slot of an optimizer.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+        """
+        trace = self._traced(element_spec)
+        rates = {id(rate) for optimizer in self.optimizers for rate in learning_rates(optimizer)}
+        variables = [each for optimizer in self.optimizers for each in optimizer.variables if id(each) not in rates]
+        return trace.reads(variables)
 
     def looked_up_by_examples(self, element_spec: Any) -> set[int]:
         """Returns those of `lookups` whose rows are values of the batch, and not the same in each batch.

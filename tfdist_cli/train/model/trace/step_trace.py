@@ -13,6 +13,7 @@ from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.layers.dynamic_embedding import row_index_of
 from tfdist_cli.train.model.trace.additivity import adds_up, dependents, retained
 from tfdist_cli.train.model.trace.row_terms import rows_of_examples
+from tfdist_cli.train.variables.sharding import parts
 
 if TYPE_CHECKING:
     from tfdist_cli.train.model.train_step import ModelStep, Tensors
@@ -84,6 +85,11 @@ class StepTrace:
     def graph(self) -> tf.Graph:
         """The graph itself."""
         return self._function.graph
+
+    def reads(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether the step reads any of some variables that are not those of the model."""
+        captured = {id(each) for each in self.graph.external_captures}
+        return any(id(part.handle) in captured for variable in variables for part in parts(variable))
 
     def increments(self, state: Sequence[keras.Variable], indices: Sequence[int]) -> list[np.ndarray]:
         """See `ModelStep.increments`."""

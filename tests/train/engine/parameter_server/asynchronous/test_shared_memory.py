@@ -38,7 +38,10 @@ def training(optimizer, values=VALUES[:2], rate=None, **updates):
     return Training(
         workers=Workers([0, 1]),
         transport=Transport(parameters, shared=True),
-        step=SimpleNamespace(updates_within=False, parameters=parameters, optimizer=optimizer),
+        step=SimpleNamespace(
+            updates_within=False, parameters=parameters, optimizer=optimizer, reads_optimizers=lambda _: False
+        ),
+        element_spec=None,
         rules=SimpleNamespace(optimized=True, updates=SimpleNamespace(**changed)),
         rate=rate,
     )
@@ -74,6 +77,7 @@ def test_variables_that_cross_whole_suit(context):
         lambda context: setattr(context.workers, "share_memory_now", False),
         lambda context: setattr(context.workers, "most", 3),  # one that joins may be on another host
         lambda context: setattr(context.step, "updates_within", True),
+        lambda context: setattr(context.step, "reads_optimizers", lambda _: True),
         lambda context: setattr(context.rules, "optimized", False),
         lambda context: setattr(context.rules.updates, "local_steps", 2),
         lambda context: setattr(context.rules.updates, "prefetch", True),

@@ -30,10 +30,10 @@ from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
 from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, aligned
 
-FIRST, COUNT, ALLOWED, END, WANTED, ABORTED = range(6)
-"""Words of a ps: the first sequence number of the run that has begun, how many updates there were before it, the
-number before which steps are allowed, the number at which the run ends, the number of a step whose reports are awaited,
-and whether the run was aborted."""
+BEGUN, FIRST, COUNT, ALLOWED, END, WANTED, ABORTED = range(7)
+"""Words of a ps: how many runs have begun, the first sequence number of the last one, how many updates were before it,
+the number before which steps are allowed, the number at which the run ends, the number of a step whose reports are
+awaited, and whether the run was aborted."""
 COMMITTED, SAVED, UPDATING, UPDATED, REPORTED = range(5)
 """Words of a worker, each a sequence number: the last one whose gradients it has committed, the one before whose update
 it has saved its part, the last one that it has begun to update, and has updated, and the last one of which it has told

@@ -11,6 +11,7 @@ import numpy as np
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import (
     ABORTED,
     ALLOWED,
+    BEGUN,
     COMMITTED,
     COUNT,
     END,
@@ -84,6 +85,7 @@ class PsSteps:
         numbers.store(WANTED, first)
         numbers.store(ALLOWED, min(allowed, first + self._kept))
         numbers.store(FIRST, first)
+        numbers.store(BEGUN, numbers[BEGUN] + 1)
 
     def collect(self, first: int, count: int, allowed: int, *, ends: bool) -> np.ndarray:
         """Waits on the leader until all workers have taken some steps.
@@ -135,7 +137,7 @@ class PsSteps:
     def abort(self) -> None:
         """Ends the run: workers take no more steps, and `collect` fails. Any thread may call it."""
         self._content.numbers.store(ABORTED, 1)
-        for word in (FIRST, ALLOWED):
+        for word in (BEGUN, ALLOWED):
             self._content.numbers.wake(word)
         for worker in self._content.workers:
             for word in (COMMITTED, UPDATED, REPORTED):

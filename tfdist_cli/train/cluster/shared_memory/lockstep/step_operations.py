@@ -173,23 +173,35 @@ class Steps:
     def __init__(self, devices: Sequence[str], layout: StepLayout) -> None:
         self._devices, self._layout = list(devices), layout
         self._packed = layout.packed
-        self.opened = tf.function(self._opened, autograph=False)
-        self.aborted = tf.function(self._aborted, autograph=False)
 
-    def _opened(self) -> tf.Tensor:
+    # Called once or twice each: TensorFlow would warn of functions that are traced for each training anew.
+
+    def opened(self) -> tf.Tensor:
         """Opens the memory of each ps; returns their identities, uint8, shape (ps, bytes)."""
-        identities = []
-        for number, device in enumerate(self._devices):
-            with tf.device(device):
-                (own,) = call_registered(_OPEN, [tf.constant(number), self._packed], [tf.uint8])
-                identities.append(tf.ensure_shape(unordered(own), [IDENTITY_BYTES]))
-        return tf.stack(identities)
 
-    def _aborted(self, ps: tf.Tensor) -> None:
-        """Aborts the run on each ps."""
-        for number, device in enumerate(self._devices):
-            with tf.device(device):
-                unordered(call_registered(_ABORT, [ps[number]], [tf.bool]))
+        def call() -> tf.Tensor:
+            identities = []
+            for number, device in enumerate(self._devices):
+                with tf.device(device):
+                    (own,) = call_registered(_OPEN, [tf.constant(number), self._packed], [tf.uint8])
+                    identities.append(tf.ensure_shape(unordered(own), [IDENTITY_BYTES]))
+            return tf.stack(identities)
+
+        return tf.function(call, autograph=False).get_concrete_function()()
+
+    def abort(self, ps: tf.Tensor) -> None:
+        """Aborts the run on each ps, and closes the memory.
+
+        Args:
+            ps: what `opened` has returned.
+        """
+
+        def call() -> None:
+            for number, device in enumerate(self._devices):
+                with tf.device(device):
+                    unordered(call_registered(_ABORT, [ps[number]], [tf.bool]))
+
+        tf.function(call, autograph=False).get_concrete_function()()
 
     def begin(self, own: tf.Tensor, first: tf.Tensor, count: tf.Tensor, allowed: tf.Tensor, variables: Any) -> Any:
         """Begins a run on a ps, called on it; see `PsSteps.begin`. Returns the first sequence number, when it is done.

@@ -9,6 +9,7 @@ import numpy as np
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import (
     ABORTED,
     ALLOWED,
+    BEGUN,
     COMMITTED,
     COUNT,
     END,
@@ -107,9 +108,11 @@ class WorkerSteps:
         Returns:
             The sequence number, and `MAY_BEGIN` or `IS_OVER`. The step may be one whose gradients are committed.
         """
+        self._replayed = _NOTHING
         try:
             for each in self._ps:
-                self._await(each.numbers, FIRST, first)
+                # The first numbers of two runs may have the same low half, for which a process would go on waiting.
+                self._await(each.numbers, BEGUN, LATER, until=lambda each=each: each.numbers[FIRST] >= first)
             if self._ps[0].numbers[FIRST] != first:
                 return first, IS_OVER
             own = self._own

@@ -54,7 +54,8 @@ def suits(context: ParameterServerContext) -> bool:
         return False
     if updates.local_steps > 1 or updates.prefetch or updates.delay_compensation:
         return False
-    return context.updates_divide
+    # The variables of the ps stay as they are in a run, which a step that reads them would see.
+    return context.updates_divide and not step.reads_optimizers(context.element_spec)
 
 
 def is_ended(error: Exception) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tfdist_cli.train.cluster.shared_memory.lockstep import words
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader
@@ -47,23 +48,26 @@ _LEAST_BYTES = 1 << 12
 
 def suits(context: ParameterServerContext) -> bool:
     """Whether a training can take this way: workers stay, and one function updates all values."""
-    step, workers = context.step, context.workers
+    workers, transport = context.workers, context.transport
     if not (meets_in_memory(context) and words.supported() and context.updates_divide):
         return False
-    if len(workers) != workers.most or context.rules.wire != "float32" or context.transport.terms:
+    if len(workers) != workers.most or context.rules.wire != "float32" or transport.terms:
         return False
-    if not (is_elementwise(step.optimizer, step.parameters) and step.trains_all(context.element_spec)):
+    sizes = Counter[str]()
+    for bucket in transport.buckets:
+        sizes[bucket.device] += sum(shard.bytes for shard in bucket.dense)
+    return min(sizes.values()) >= _LEAST_BYTES * context.worker_count and _updates_alike(context)
+
+
+def _updates_alike(context: ParameterServerContext) -> bool:
+    """Whether all values of all parameters are updated alike, and only updates use the variables of the optimizer."""
+    step, spec = context.step, context.element_spec
+    if not (is_elementwise(step.optimizer, step.parameters) and step.trains_all(spec)) or step.reads_optimizers(spec):
         return False
     stored = stored_parameters(step.optimizer, step.parameters)
     variables = [variable for each in stored for variable in (*each.shards, *(own for (own,) in each.slots))]
-    if {each.dtype for each in variables} not in ({tf.float32}, {tf.float64}):
-        return False
-    if any(own.shape != each.shards[0].shape for each in stored for (own,) in each.slots):
-        return False
-    sizes = Counter[str]()
-    for bucket in context.transport.buckets:
-        sizes[bucket.device] += sum(shard.bytes for shard in bucket.dense)
-    return min(sizes.values()) >= _LEAST_BYTES * context.worker_count
+    shaped = all(own.shape == each.shards[0].shape for each in stored for (own,) in each.slots)
+    return shaped and {each.dtype for each in variables} in ({tf.float32}, {tf.float64})
 
 
 class StepOrders(Orders):
@@ -97,7 +101,7 @@ class StepOrders(Orders):
         if self._ps is None:
             close_unused()
             self._ps = self._steps.opened()
-            close_with(self, partial(self._steps.aborted, self._ps))
+            close_with(self, partial(self._steps.abort, self._ps))
 
     def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:  # noqa: ARG002 examples are not divided
         """See `Orders.order`."""
@@ -105,7 +109,7 @@ class StepOrders(Orders):
 
     def abort(self, times: int) -> None:  # noqa: ARG002 no worker takes a step before it looks
         """See `TokenQueues.abort`."""
-        self._steps.aborted(self._ps)
+        self._steps.abort(self._ps)
 
     def close_commits(self) -> None:
         """See `TokenQueues.close_commits`: `abort` has done so."""
@@ -172,7 +176,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
             timer.end("wait", token)
             start = [token, *timer.last_time, *timer.totals()]
             token, *_ = tf.while_loop(_goes_on, own.step, start, parallel_iterations=1)
-            token = after(token, [steps.leave(after(number, [token]), own.values())])
+            token = after(token, [own.leave(token)])
             data_position.advance_to(self.step_number(token), positioned)
             return worker
 
@@ -183,11 +187,18 @@ class WorkerUpdateFunctions(LockstepFunctions):
         return Token(token).sequence % RUN
 
     def _update_function(self, size: int) -> Any:
-        leader = self.devices[0]
-        begin = tf.function(self._begin_run, autograph=False)
-        end = tf.function(self._end_run, autograph=False)
+        leader, number = self.devices[0], tf.TensorSpec([], tf.int64)
+        identities = tf.TensorSpec([len(self.devices), IDENTITY_BYTES], tf.uint8)
 
-        @tf.function(autograph=False, reduce_retracing=True)
+        @cache
+        def begin() -> Any:
+            return tf.function(self._begin_run, autograph=False).get_concrete_function(identities, number, number)
+
+        @cache
+        def end() -> Any:
+            return tf.function(self._end_run, autograph=False).get_concrete_function(identities, number)
+
+        @tf.function(autograph=False)
         def collect(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
             with tf.device(leader):
                 reports = self._steps.collect(ps[0], numbers)
@@ -200,7 +211,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
             orders, ps = handles
             kind, start = orders.kinds.get(), int(first)
             now = start + _steps_of(kind, size)
-            begin(ps, first, tf.constant(now, tf.int64))
+            begin()(ps, first, tf.constant(now, tf.int64))
             done = start
             while kind != StepKind.END:
                 following = orders.kinds.get()
@@ -208,7 +219,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
                 reports = collect(ps, tf.constant([done, now - done, allowed, ends], tf.int64))
                 orders.results.enqueue(reports)
                 kind, done, now = following, now, allowed
-            end(ps, tf.constant(done - start, tf.int64))
+            end()(ps, tf.constant(done - start, tf.int64))
 
         return updates
 
@@ -285,9 +296,12 @@ class _Worker:
         self._values, self._state = functions.in_order(places)
         self._rate = tf.identity(self._context.sent_rate())
 
-    def values(self) -> Tensors:
-        """The worker's parts, as it sees them."""
-        return [each.read_value() for part in self._parts for each in (*part.shards, *(own for (own,) in part.slots))]
+    def leave(self, last: tf.Tensor) -> tf.Tensor:
+        """Ends the worker's part in the run after the last token; returns what is awaited for that."""
+        with tf.control_dependencies([last]):
+            parts = [each for part in self._parts for each in (*part.shards, *(own for (own,) in part.slots))]
+            values = [each.read_value() for each in parts]
+        return self._functions.steps.leave(after(self._number, [last]), values)
 
     def step(self, token: tf.Tensor, *carried: tf.Tensor) -> list[Any]:
         """Takes a step.
