@@ -136,7 +136,6 @@ PLACEMENTS = {
 FASTER_WITH_XLA = frozenset(
     {
         "mlp:single",
-        "mlp:mirrored",
         "mlp:keras_64",
         "mlp:keras_128",
         "mlp_large:single",
@@ -145,7 +144,9 @@ FASTER_WITH_XLA = frozenset(
     }
 )
 """The sides of the grid that train faster with XLA (see `tuning`): `model:placement` of tfdist, `model:keras_batch`."""
-FASTER_WITH_XLA_WITHOUT_AVX512 = frozenset({"mlp_large:ps_async", "mlp_large:ps_sync", "mlp_large:mirrored"})
+FASTER_WITH_XLA_WITHOUT_AVX512 = frozenset(
+    {"mlp:mirrored", "mlp_large:ps_async", "mlp_large:ps_sync", "mlp_large:mirrored"}
+)
 """Those that do where TensorFlow does not use oneDNN by default: with AVX-512, its kernels are faster than XLA's."""
 FASTER_WITH_EIGEN = ("two_tower:*", "wide_deep:ps_*", "wide_deep:single", "mlp_large:keras_*")
 """Patterns of those that train faster without oneDNN. tf_keras is `model:tf_keras`."""

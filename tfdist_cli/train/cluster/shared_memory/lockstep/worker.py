@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -112,7 +113,7 @@ class WorkerSteps:
         try:
             for each in self._ps:
                 # The first numbers of two runs may have the same low half, for which a process would go on waiting.
-                self._await(each.numbers, BEGUN, LATER, until=lambda each=each: each.numbers[FIRST] >= first)
+                self._await(each.numbers, BEGUN, LATER, until=partial(_has_begun, each.numbers, first))
             if self._ps[0].numbers[FIRST] != first:
                 return first, IS_OVER
             own = self._own
@@ -246,6 +247,10 @@ class WorkerSteps:
         for place, saved in self._saved:
             np.copyto(place, saved)
         self._replayed = self._own[SAVED]
+
+
+def _has_begun(numbers: Words, first: int) -> bool:
+    return numbers[FIRST] >= first
 
 
 def _write_mean(terms: Sequence[np.ndarray], mean: np.ndarray) -> None:
