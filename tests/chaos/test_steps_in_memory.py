@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.support.chaos import LAYER, RECIPE, SERVERS, check_metrics
+from tests.support.chaos import LAYER, RECIPE, SERVERS, check_metrics, finished
 from tests.support.seen_steps import SeenSteps
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -24,14 +24,6 @@ def synchronous(train):
         return train(SERVERS, "--max-restarts", 9, "--set", "updates.mode=sync", module=module)
 
     return start
-
-
-def finished(training):
-    done = training.finish(200)
-    assert done.code == 0, done.stderr[-5000:]
-    assert done.processes_left == []
-    assert done.report["step"] == check_metrics(done.run_dir)[-1]["step"] == STEPS
-    return done
 
 
 def epochs(done):
@@ -53,8 +45,8 @@ def test_what_is_trained_is_the_same_when_workers_are_killed_within_updates(sync
         training.until(lambda task=task, before=before: len(training.events("started", task)) > before, 60)
         step = seen.steps(worker)[0]
         training.until(lambda worker=worker, step=step: seen.steps(worker)[0] > step + 1, 60)
-    done = finished(training)
+    done = finished(training, STEPS)
     assert [loss["restarts"] for loss in done.report["losses"]] == ["task"] * 3
-    undisturbed = finished(synchronous())
+    undisturbed = finished(synchronous(), STEPS)
     assert epochs(done) == epochs(undisturbed)
     assert len(epochs(done)) == 20

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.support.chaos import LAYER, RECIPE, SERVERS, check_metrics
+from tests.support.chaos import LAYER, RECIPE, SERVERS, finished
 from tests.support.held_lock import SeenParameters
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -29,20 +29,12 @@ def seen(training):
     return SeenParameters(ps)
 
 
-def finished(training):
-    done = training.finish(200)
-    assert done.code == 0, done.stderr[-5000:]
-    assert done.processes_left == []
-    assert done.report["step"] == check_metrics(done.run_dir)[-1]["step"] == STEPS
-    return done
-
-
 @pytest.mark.rotates(5, 2)
 def test_others_go_on_when_a_worker_is_killed_within_its_update(training, seen):
     holder = seen.stop_holder()
     os.kill(holder, signal.SIGKILL)
     training.until(lambda: seen.holder != holder, 5)
-    done = finished(training)
+    done = finished(training, STEPS)
     assert [loss["restarts"] for loss in done.report["losses"]] == ["task"]
     assert seen.updates >= STEPS
 
@@ -53,6 +45,6 @@ def test_others_go_on_while_a_worker_is_stopped_within_its_update(training, seen
         holder, before = seen.stop_holder(), seen.updates
         training.until(lambda before=before: seen.updates > before + 1, 5)
         os.kill(holder, signal.SIGCONT)
-    done = finished(training)
+    done = finished(training, STEPS)
     assert done.report["losses"] == []
     assert seen.updates == STEPS

@@ -211,6 +211,15 @@ def accuracy(done):
     return [line for line in done.lines("metrics.jsonl") if line["split"] == "test"][-1]["values"]["accuracy"]
 
 
+def finished(training, steps: int):
+    """Waits until a training has ended as it should, after some steps; returns its outcome."""
+    done = training.finish(200)
+    assert done.code == 0, done.stderr[-5000:]
+    assert done.processes_left == []
+    assert done.report["step"] == check_metrics(done.run_dir)[-1]["step"] == steps
+    return done
+
+
 def check_metrics(run_dir: Path):
     """Checks that no step is logged twice, and that tests cover the whole test split."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
