@@ -57,7 +57,7 @@ def work(run, sequence, written):
     gradients, report = [tf.range(4.0)], tf.constant([5.0, 6.0], tf.float64)
     if written:
         run.rounds.write(number, token[0], gradients)
-    run.rounds.commit(number, token[0], report, [] if written else gradients)
+    run.rounds.commit(number, token[0], report, [] if written else gradients, arrays)
     following, _ = run.rounds.await_round(number, token[0] + 1)
     return token.numpy().tolist(), arrays, following.numpy().tolist()
 
@@ -92,7 +92,7 @@ def test_a_run_is_aborted(run):
         run.rounds.aborted(run.ps)
         with pytest.raises(tf.errors.UnknownError, match="Aborted"):
             collects.result()
-    run.rounds.commit(number, FIRST, tf.zeros([2], tf.float64), [tf.zeros([4])])  # nobody takes it
+    run.rounds.commit(number, FIRST, tf.zeros([2], tf.float64), [tf.zeros([4])], [])  # nobody takes it
     token, _ = run.rounds.await_round(number, FIRST + 1)
     assert token.numpy().tolist() == [41, END]
     again = Run()  # closes what is left of the run
@@ -125,7 +125,7 @@ def test_a_function_of_a_run_that_is_over_ends(run):
     again = Run()
     again.rounds.join(tf.constant(0), again.ps)
     run.rounds.write(number, FIRST, [tf.zeros([4])])
-    run.rounds.commit(number, FIRST, tf.zeros([2], tf.float64), [])
+    run.rounds.commit(number, FIRST, tf.zeros([2], tf.float64), [], [])
     token, arrays = run.rounds.await_round(number, FIRST + 1)
     assert token.numpy().tolist() == [41, END]
     assert [(array.dtype, array.shape) for array in arrays] == [*((dtype, (3,)) for dtype in TYPES), (TYPES[0], (2,))]

@@ -120,11 +120,11 @@ class _Process:
         return sequence
 
     def _commit(
-        self, number: np.ndarray, sequence: np.ndarray, report: np.ndarray, *gradients: np.ndarray
+        self, number: np.ndarray, sequence: np.ndarray, count: np.ndarray, report: np.ndarray, *arrays: np.ndarray
     ) -> np.ndarray:
         rounds = self._of_worker.get(int(number))
         if rounds:
-            rounds.commit(int(sequence), report, gradients)
+            rounds.commit(int(sequence), report, arrays[: int(count)])
         return sequence
 
 
@@ -212,8 +212,24 @@ class Rounds:
         return tf.ensure_shape(done, [])
 
     def commit(
-        self, number: tf.Tensor, sequence: tf.Tensor, report: tf.Tensor, gradients: Sequence[tf.Tensor]
+        self,
+        number: tf.Tensor,
+        sequence: tf.Tensor,
+        report: tf.Tensor,
+        gradients: Sequence[tf.Tensor],
+        used: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Commits a worker's gradients, unless they are written already; returns what `write` does."""
-        (done,) = unordered(call_registered(_COMMIT, [number, sequence, report, *gradients], [tf.int64]))
+        """Commits a worker's gradients, unless they are written already; returns what `write` does.
+
+        Args:
+            number: what `join` returned.
+            sequence: the sequence number of the round.
+            report: what the leader gets besides.
+            gradients: those for the leader first.
+            used: what `await_round` returned, which is referred to until then. TensorFlow takes a part of such an array
+                for a buffer of its own. A kernel would write its result there, which other workers would read, if
+                nothing else referred to the array any more.
+        """
+        arguments = [number, sequence, tf.constant(len(gradients)), report, *gradients, *used]
+        (done,) = unordered(call_registered(_COMMIT, arguments, [tf.int64]))
         return tf.ensure_shape(done, [])

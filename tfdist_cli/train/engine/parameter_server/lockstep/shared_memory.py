@@ -174,7 +174,8 @@ class SharedLockstepFunctions(LockstepFunctions):
             own = StepNumbers(worker, self._step_number(token), counts)
             result, report = store.train(read, own, pulled.values, state, [token])
             timer.end("compute", result.gradients)
-            committed = self._commit_to_board(joined, token, result.gradients, pulled, report, timer)
+            sent = self._sent(result.gradients, pulled)
+            committed = self._commit_to_board(joined, token, sent, arrays, report, timer)
             following, arrays = rounds.await_round(joined, committed + 1)
             return [following, arrays, *timer.last_time]
 
@@ -198,30 +199,27 @@ class SharedLockstepFunctions(LockstepFunctions):
     def _step_number(self, packed: tf.Tensor) -> tf.Tensor:
         return Token(packed).sequence % RUN
 
-    def _commit_to_board(
-        self,
-        joined: tf.Tensor,
-        token: tf.Tensor,
-        gradients: Sequence[Any],
-        pulled: Pulled,
-        report: tf.Tensor,
-        timer: StepTimer,
-    ) -> tf.Tensor:
-        """Writes gradients to a worker's board, and commits them; returns the sequence number, when it is done."""
+    def _sent(self, gradients: Sequence[Any], pulled: Pulled) -> Tensors:
+        """A worker's gradients as they cross, those for the leader first."""
         packed = self.store.context.transport.packed_gradients(gradients, pulled)
-        sent = [
+        return [
             each
             for device in self.devices
             for each, bucket in zip(packed, self._buckets, strict=True)
             if bucket.device == device
         ]
+
+    def _commit_to_board(
+        self, joined: tf.Tensor, token: tf.Tensor, sent: Tensors, used: Tensors, report: tf.Tensor, timer: StepTimer
+    ) -> tf.Tensor:
+        """Writes gradients to a worker's board, and commits them; returns the sequence number, when it is done."""
         sequence = Token(token).sequence
         if self.store.measures_phases:
             written = self.rounds.write(joined, sequence, sent)
             timer.end("push", written)
             timer.add_bytes(lambda: self.store.context.transport.sizes(Lookup([], [])))
             report, sent = tf.concat([report, *timer.totals()], axis=0), []
-        return self.rounds.commit(joined, sequence, report, sent)
+        return self.rounds.commit(joined, sequence, report, sent, used)
 
     def _update_function(self, size: int) -> Any:
         leader = self.devices[0]
