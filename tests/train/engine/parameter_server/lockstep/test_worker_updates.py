@@ -93,14 +93,38 @@ def trained(engine, model, runs=((2, 2), (5, 2))):
     ],
 )
 def test_workers_make_the_updates_of_the_ps(name, engine_of, monkeypatch):
-    build = partial(network, OPTIMIZERS[name])
+    check_updates(partial(network, OPTIMIZERS[name]), engine_of, monkeypatch)
+
+
+class Sliced(keras.layers.Layer):
+    """Uses a part of its weight alone: a kernel could write its result in the place of the part."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(64, shape[-1]), name="table")
+
+    def call(self, inputs):
+        return inputs + keras.ops.sum(keras.ops.exp(self.table[:16]), axis=0)
+
+
+def with_sliced_weight():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((20,)), Sliced(), keras.layers.Dense(200), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_no_kernel_writes_in_the_place_of_a_part_of_a_weight(engine_of, monkeypatch):
+    check_updates(with_sliced_weight, engine_of, monkeypatch)
+
+
+def check_updates(build, engine_of, monkeypatch):
+    """Checks that workers make the same updates as the ps would."""
     engine, model = engine_of(build)
     assert isinstance(functions_of(engine), WorkerUpdateFunctions)
     losses, values = trained(engine, model)
     assert int(np.asarray(iterations(model.optimizer).value)) == 7
     with monkeypatch.context() as patch:
         patch.setattr(worker_updates, "suits", lambda _: False)
-        patch.setattr(worker_updates, "meets_in_memory", lambda _: False)
         patch.setattr("tfdist_cli.train.engine.parameter_server.lockstep.updates.suits", lambda _: False)
         other, reference = engine_of(build)
     assert not isinstance(functions_of(other), WorkerUpdateFunctions)
