@@ -46,7 +46,7 @@ _REPORTS_BYTES = 1 << 20
 _MOST_REPORTS = 64
 _MEANS_BYTES = 1 << 24
 _MOST_MEANS = 4
-"""To save a part in each step takes 6% of the time of a step of the MLP 784-500-500-10 at batch 64."""
+"""The MLP 784-500-500-10 at batch 64 takes 1.07 times as many steps as if each part were saved in each step."""
 
 
 @dataclass(frozen=True)
