@@ -4,9 +4,10 @@
 `all_reduce`. Between workers and ps, `tensors` sends large tensors in `buffers`, each of which is used again when its
 reader has let go of it.
 
-In synchronous updates they meet in `rounds`, whose operations are in `round_operations`: each task shows the others its
-arrays on a board, see `boards`, and short messages in `pipes` say that there are new ones.
-
 In asynchronous updates workers change the `parameters` in the memory of a ps, under one of its `locks`. The operations
-are in `parameter_operations`.
+are in `parameter_operations`. Outside of a run, the variables have copies of what is `stored` there.
+
+The folder `lockstep` has synchronous updates. Workers make most of them in the memory of the ps, each of them a part,
+see `lockstep/memory`. The ps make the others, see `lockstep/rounds`: each task shows the others its arrays on a board,
+see `boards`, and short messages in `pipes` say that there are new ones.
 """

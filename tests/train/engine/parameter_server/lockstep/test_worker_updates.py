@@ -96,6 +96,14 @@ def test_workers_make_the_updates_of_the_ps(name, engine_of, monkeypatch):
     check_updates(partial(network, OPTIMIZERS[name]), engine_of, monkeypatch)
 
 
+def of_two_types():
+    """A model whose weights are of two types."""
+    layers = [keras.layers.Dense(size, dtype=dtype) for size, dtype in ((900, "float32"), (3, "float64"))]
+    model = keras.Sequential([keras.Input((20,)), *layers])
+    model.compile(keras.optimizers.SGD(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 class Sliced(keras.layers.Layer):
     """Uses a part of its weight alone: a kernel could write its result in the place of the part."""
 
@@ -142,6 +150,7 @@ def check_updates(build, engine_of, monkeypatch):
         (partial(network, lambda: keras.optimizers.Adam(clipnorm=1.0)), {}),  # the norm is that of a whole variable
         (partial(network, lambda: keras.optimizers.Adam(use_ema=True)), {}),
         (partial(network, keras.optimizers.SGD, units=4), {}),  # not worth to be divided
+        (of_two_types, {}),
         (partial(network, keras.optimizers.SGD), {"wire": "bfloat16"}),
         (partial(network, keras.optimizers.SGD), {"optimized": False}),
     ],

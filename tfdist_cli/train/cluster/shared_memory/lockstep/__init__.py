@@ -1,1 +1,1 @@
-"""Steps of workers of one host that update the parameters together, in the memory of the ps."""
+"""Synchronous steps of workers of one host: the ps make the updates in rounds, or the workers make them together."""

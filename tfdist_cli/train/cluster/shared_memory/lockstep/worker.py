@@ -87,7 +87,7 @@ class WorkerSteps:
     def places(self) -> list[np.ndarray]:
         """Of each ps the parameters and the state; then the worker's part of all parameters, and of their slots.
 
-        The parts have some values behind them. They are copies if the run is over.
+        The parts have some values behind them. All are zeros in memory of this worker if a ps has ended.
         """
         found = []
         for ps, own in enumerate(self._ps):
