@@ -10,6 +10,8 @@ step are reported: the mean over the workers whose batches make it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -120,8 +122,23 @@ class MetricTotals:
 
         Call it within the strategy's scope.
         """
-        for variable, value in zip(self._variables, self._values(), strict=True):
+        strategy, values = tf.distribute.get_strategy(), self._values()
+        if len(values) > 1 and isinstance(strategy, tf.distribute.ParameterServerStrategy):
+            self._assign_all([tf.constant(value) for value in values])
+            return
+        for variable, value in zip(self._variables, values, strict=True):
             _assign(variable, value)
+
+    @cached_property
+    def _assign_all(self) -> Callable[[list[tf.Tensor]], None]:
+        """A function: each assignment outside of one would be a request to a ps, and an epoch has several."""
+
+        @tf.function(autograph=False)
+        def assign_all(values: list[tf.Tensor]) -> None:
+            for variable, value in zip(self._variables, values, strict=True):
+                assign(variable, value)
+
+        return assign_all
 
     def _values(self) -> list[np.ndarray]:
         """Returns the metric variables' values after all executions."""

@@ -82,12 +82,14 @@ class CallbackNeeds:
         callbacks: whether there are callbacks.
         each_batch: whether one acts on training batches.
         each_test_batch: whether one acts on validation batches.
+        epoch_begin: whether one acts when an epoch begins.
         end_on_nan: whether one ends the training at a loss that is not finite.
     """
 
     callbacks: bool
     each_batch: bool
     each_test_batch: bool
+    epoch_begin: bool
     end_on_nan: bool
 
     @classmethod
@@ -97,6 +99,7 @@ class CallbackNeeds:
             bool(callbacks),
             any(map(acts_on_batches, callbacks)),
             any(map(acts_on_test_batches, callbacks)),
+            not all(is_default(callback.on_epoch_begin) for callback in callbacks),
             any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks),
         )
         chiefs = engine.total(np.array(own, np.float64) * engine.is_chief) > 0

@@ -298,7 +298,7 @@ class TrainingLoop:
         self._totals.reset()
         if resumed:
             self._totals.add(resumed.totals)
-        if self._needs.callbacks:
+        if self._needs.epoch_begin or self._needs.each_batch:  # nothing else sees them before the end of the epoch
             write(self._engine, self._totals)
         self._callbacks.on_epoch_begin(epoch)
         for restore in self._restores:  # what `on_epoch_begin` has just changed for the second time

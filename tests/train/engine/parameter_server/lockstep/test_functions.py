@@ -185,11 +185,11 @@ class Lockstep:
                 self.open(worker, begins)
 
     def _ending(self, function):
-        """Calls a function; if it fails, nobody waits for results any more."""
+        """Calls a function; if it fails, nobody waits for reports any more."""
         try:
             function()
         except Exception:
-            self.queues.results.close()
+            self.queues.stop()
             raise
 
     def run(self, orders, size, first=FIRST):
@@ -202,7 +202,7 @@ class Lockstep:
             thread.start()
         for kind in orders:
             self.queues.order(kind)
-        reports = [self.queues.results.dequeue().numpy() for kind in orders if kind != END]
+        reports = [self.queues.received() for kind in orders if kind != END]
         for thread in threads:
             thread.join()
         return reports

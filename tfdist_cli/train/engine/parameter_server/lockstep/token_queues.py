@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE
@@ -39,21 +40,17 @@ class Orders(ABC):
     Args:
         bounds: how many numbers an order has for the division of the examples among the workers, see
             `BatchSizes.bounds`; 0 if they are not divided.
-
-    Attributes:
-        results: on the chief, the step reports of applied chunks: float64, shape (updates, workers, numbers); no
-            numbers at all if no more are wanted.
     """
 
     def __init__(self, bounds: int = 0) -> None:
         with tf.device(CHIEF_DEVICE):
-            self.results = tf.queue.FIFOQueue(-1, [tf.float64])
+            self._results = tf.queue.FIFOQueue(-1, [tf.float64])
             self._orders = tf.queue.FIFOQueue(-1, [tf.int64], [[1 + bounds]])
 
     @property
     def of_chief(self) -> Handles:
         """The queues as arguments of the function that applies updates."""
-        return {"results": [self.results.queue_ref], "orders": [self._orders.queue_ref]}
+        return {"results": [self._results.queue_ref], "orders": [self._orders.queue_ref]}
 
     @property
     @abstractmethod
@@ -80,6 +77,19 @@ class Orders(ABC):
             bounds: how the examples of these updates are divided among the workers, if they are.
         """
         self._orders.enqueue(tf.constant([kind, *bounds], tf.int64))
+
+    def received(self) -> np.ndarray:
+        """Waits on the chief for the step reports of the next applied chunk, or for `stop`.
+
+        Returns:
+            The reports, float64, shape (updates, workers, numbers); shape (0,) if no more are wanted.
+        """
+        found: np.ndarray = self._results.dequeue().numpy()
+        return found
+
+    def stop(self) -> None:
+        """Tells the thread that waits in `received` that no more reports are wanted."""
+        self._results.enqueue(tf.zeros([0], tf.float64))
 
     @abstractmethod
     def abort(self, times: int) -> None:

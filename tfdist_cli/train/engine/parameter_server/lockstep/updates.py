@@ -195,10 +195,10 @@ class LockstepUpdates:
 
     def _receiving(self, queues: Orders) -> AbstractContextManager[Messages[np.ndarray]]:
         def receive() -> np.ndarray | None:
-            reports: np.ndarray = queues.results.dequeue().numpy()
+            reports = queues.received()
             return reports if reports.size else None
 
-        return receiving(receive, lambda: queues.results.enqueue(tf.zeros([0], tf.float64)))
+        return receiving(receive, queues.stop)
 
     def _updating(
         self, queues: Orders, messages: Messages[np.ndarray], size: int, sequence: int

@@ -78,6 +78,7 @@ class StepOrders(Orders):
 
     Attributes:
         kinds: the `StepKind` of each order.
+        reports: of the steps of each order, see `Orders.received`.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -86,6 +87,7 @@ class StepOrders(Orders):
         self._ps: Any = None
         """The identities of all ps, once a run has started."""
         self.kinds: queue.SimpleQueue[StepKind] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
     @property
     def handles(self) -> Any:
@@ -106,6 +108,14 @@ class StepOrders(Orders):
     def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:  # noqa: ARG002 examples are not divided
         """See `Orders.order`."""
         self.kinds.put(kind)
+
+    def received(self) -> np.ndarray:
+        """See `Orders.received`."""
+        return self.reports.get()
+
+    def stop(self) -> None:
+        """See `Orders.stop`."""
+        self.reports.put(np.zeros([0]))
 
     def abort(self, times: int) -> None:  # noqa: ARG002 no worker takes a step before it looks
         """See `TokenQueues.abort`."""
@@ -187,41 +197,53 @@ class WorkerUpdateFunctions(LockstepFunctions):
         return Token(token).sequence % RUN
 
     def _update_function(self, size: int) -> Any:
-        leader, number = self.devices[0], tf.TensorSpec([], tf.int64)
+        number = tf.TensorSpec([], tf.int64)
         identities = tf.TensorSpec([len(self.devices), IDENTITY_BYTES], tf.uint8)
 
         @cache
         def begin() -> Any:
             return tf.function(self._begin_run, autograph=False).get_concrete_function(identities, number, number)
 
-        @cache
-        def end() -> Any:
-            return tf.function(self._end_run, autograph=False).get_concrete_function(identities, number)
-
         @tf.function(autograph=False)
         def collect(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-            with tf.device(leader):
-                reports = self._steps.collect(ps[0], numbers)
-                if self.store.measures_phases:  # workers measure their updates themselves
-                    reports = tf.pad(reports, [[0, 0], [0, 0], [0, 1]])
-            with tf.device(CHIEF_DEVICE):
-                return tf.identity(reports)
+            return self._on_chief(self._reports(ps, numbers[:-1]))
+
+        @tf.function(autograph=False)
+        def collect_last(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+            reports = self._reports(ps, numbers[:-1])
+            with tf.control_dependencies([reports]):  # the variables, too, are read when all steps are taken
+                self._end_run(after(ps, [reports]), numbers[-1])
+            return self._on_chief(reports)
 
         def updates(handles: tuple[StepOrders, tf.Tensor], first: tf.Tensor) -> None:
             orders, ps = handles
             kind, start = orders.kinds.get(), int(first)
             now = start + _steps_of(kind, size)
             begin()(ps, first, tf.constant(now, tf.int64))
-            done = start
-            while kind != StepKind.END:
+            done, ends = start, kind == StepKind.END
+            while not ends:
                 following = orders.kinds.get()
                 ends, allowed = following == StepKind.END, now + _steps_of(following, size)
-                reports = collect(ps, tf.constant([done, now - done, allowed, ends], tf.int64))
-                orders.results.enqueue(reports)
-                kind, done, now = following, now, allowed
-            end()(ps, tf.constant(done - start, tf.int64))
+                numbers = [done, now - done, allowed, ends]
+                collected = collect_last if ends else collect
+                reports = collected(ps, tf.constant([*numbers, now - start], tf.int64))
+                orders.reports.put(reports.numpy())
+                done, now = now, allowed
 
         return updates
+
+    def _reports(self, ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+        """Waits on the leader for the reports of some steps, see `Steps.collect`."""
+        with tf.device(self.devices[0]):
+            reports = self._steps.collect(ps[0], numbers)
+            if self.store.measures_phases:  # workers measure their updates themselves
+                reports = tf.pad(reports, [[0, 0], [0, 0], [0, 1]])
+            return reports
+
+    @staticmethod
+    def _on_chief(reports: tf.Tensor) -> tf.Tensor:
+        with tf.device(CHIEF_DEVICE):
+            return tf.identity(reports)
 
     def _begin_run(self, ps: tf.Tensor, first: tf.Tensor, allowed: tf.Tensor) -> None:
         with tf.device(self.devices[0]):
