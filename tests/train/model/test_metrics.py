@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.codes import raises
@@ -191,6 +192,23 @@ def test_counts_beyond_float32_are_exact():
     for _ in range(3):
         totals.add(counted)
     assert totals.logs()["zz_examples"] == 3 * (2**24 + 1) + 1
+
+
+def test_the_variables_on_ps_are_assigned_the_same_values_in_one_function(monkeypatch):
+    model = classifier(metrics=[FromOne(), "accuracy"])
+    step = ModelStep(model)
+    step.build(batches().element_spec)
+    totals = MetricTotals(step)
+    totals.add(np.arange(totals.size, dtype=np.float64) + 0.5)
+    totals.write()
+    expected = [each.numpy() for each in step.metrics]
+    for variable in step.metrics:
+        variable.assign(np.zeros(variable.shape, variable.dtype))
+    monkeypatch.setattr(tf.distribute, "ParameterServerStrategy", type(tf.distribute.get_strategy()))
+    monkeypatch.delattr("tfdist_cli.train.model.metrics._assign")  # one by one
+    totals.write()
+    for variable, value in zip(step.metrics, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
 
 
 @pytest.mark.slow

@@ -122,21 +122,23 @@ class MetricTotals:
 
         Call it within the strategy's scope.
         """
-        strategy, values = tf.distribute.get_strategy(), self._values()
-        if len(values) > 1 and isinstance(strategy, tf.distribute.ParameterServerStrategy):
-            self._assign_all([tf.constant(value) for value in values])
+        if len(self.initial) > 1 and isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy):
+            self._assign_all(tf.constant(self._sums[: self.summed]))
             return
-        for variable, value in zip(self._variables, values, strict=True):
+        for variable, value in zip(self._variables, self._values(), strict=True):
             _assign(variable, value)
 
     @cached_property
-    def _assign_all(self) -> Callable[[list[tf.Tensor]], None]:
-        """A function: each assignment outside of one would be a request to a ps, and an epoch has several."""
+    def _assign_all(self) -> Callable[[tf.Tensor], None]:
+        """A function of all totals: an assignment outside of one is a request to a ps, and so is a value for it."""
+        ends = np.cumsum(self._sizes)
 
         @tf.function(autograph=False)
-        def assign_all(values: list[tf.Tensor]) -> None:
-            for variable, value in zip(self._variables, values, strict=True):
-                assign(variable, value)
+        def assign_all(sums: tf.Tensor) -> None:
+            for variable, array, end in zip(self._variables, self.initial, ends, strict=True):
+                with tf.device(parts(variable)[0].device):
+                    total = tf.reshape(sums[end - array.size : end], array.shape) + array.astype(np.float64)
+                    assign(variable, tf.cast(total, array.dtype))
 
         return assign_all
 

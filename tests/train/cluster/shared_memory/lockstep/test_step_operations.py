@@ -126,7 +126,10 @@ class Run:
                     new = tf.cast(state, tf.float64) + tf.cast(1 + number, tf.float64)
                     report = tf.concat([tf.cast(sequence[None], tf.float64), new], axis=0)
                 report = after(report, made)
-                count, means = steps.gradients(joined, steps.commit(joined, sequence, report, gradients))
+                if number:
+                    count, means = steps.gradients(joined, steps.commit(joined, sequence, report, gradients))
+                else:
+                    count, means = steps.meet(joined, sequence, report, gradients)
                 return steps.finish(joined, after(sequence, update(count, means))), count
 
             goes_on, start = lambda token, _: token[1] != IS_OVER, [token, tf.constant(0, tf.int64)]

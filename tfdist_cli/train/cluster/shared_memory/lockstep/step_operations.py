@@ -21,9 +21,10 @@ from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
 _OPEN, _BEGIN, _COLLECT, _READ, _ABORT = (f"steps_{name}" for name in ("open", "begin", "collect", "read", "abort"))
-_JOIN, _PLACES, _FIRST, _REPLAY, _COMMIT, _GRADIENTS, _FINISH, _WRITE, _LEAVE = (
-    f"steps_{name}" for name in ("join", "places", "first", "replay", "commit", "gradients", "finish", "write", "leave")
+_JOIN, _PLACES, _FIRST, _REPLAY, _WRITE, _LEAVE = (
+    f"steps_{name}" for name in ("join", "places", "first", "replay", "write", "leave")
 )
+_COMMIT, _GRADIENTS, _MEET, _FINISH = (f"steps_{name}" for name in ("commit", "gradients", "meet", "finish"))
 
 
 class _Process:
@@ -50,6 +51,7 @@ class _Process:
         register_python(_REPLAY, self._replay)
         register_python(_COMMIT, self._commit)
         register_python(_GRADIENTS, self._gradients)
+        register_python(_MEET, self._meet)
         register_python(_FINISH, self._finish)
         register_python(_WRITE, self._write)
         register_python(_LEAVE, self._leave)
@@ -126,6 +128,12 @@ class _Process:
     def _gradients(self, number: np.ndarray, sequence: np.ndarray) -> list[np.ndarray]:
         count, means = self._worker(number).gradients(int(sequence))
         return [np.array(count), *means]
+
+    def _meet(
+        self, number: np.ndarray, sequence: np.ndarray, report: np.ndarray, *gradients: np.ndarray
+    ) -> list[np.ndarray]:
+        self._commit(number, sequence, report, *gradients)
+        return self._gradients(number, sequence)
 
     def _finish(self, number: np.ndarray, sequence: np.ndarray) -> np.ndarray:
         return np.array(self._worker(number).finish(int(sequence)))
@@ -284,7 +292,18 @@ class Steps:
         Returns:
             How many updates there were, int64, shape (); and the means for each ps, flat.
         """
-        updates, *means = unordered(call_registered(_GRADIENTS, [number, sequence], self._types_of_means))
+        return self._waited(call_registered(_GRADIENTS, [number, sequence], self._types_of_means))
+
+    def meet(
+        self, number: tf.Tensor, sequence: tf.Tensor, report: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Does what `commit` and `gradients` do, in one operation: to begin another one takes 50 µs."""
+        arguments = [number, sequence, report, *gradients]
+        return self._waited(call_registered(_MEET, arguments, self._types_of_means))
+
+    @staticmethod
+    def _waited(results: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        updates, *means = unordered(results)
         return tf.ensure_shape(updates, []), [tf.ensure_shape(each, [None]) for each in means]
 
     @property

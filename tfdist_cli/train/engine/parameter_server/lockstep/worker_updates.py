@@ -350,11 +350,9 @@ class _Worker:
             timer.end("compute", result.gradients)
         # Whatever uses the values where they are has to have done so.
         report = after(tf.concat([report, *_sum(timer.totals(), before)], axis=0), made)
-        sequence = Token(token).sequence
-        committed = functions.steps.commit(self._number, sequence, report, functions.sent(result.gradients, pulled))
         following = StepTimer(functions.store.measures_phases, *timer.last_time)
-        following.end("push", committed)
-        token = self._update(committed, following)
+        sent = functions.sent(result.gradients, pulled)
+        token = self._update(Token(token).sequence, report, sent, following)
         return [token, *following.last_time, *following.totals()]
 
     def replay(self, ready: tf.Tensor) -> tf.Tensor:
@@ -379,14 +377,19 @@ class _Worker:
             self._context.apply_to(self._parts, [[each] for each in means], count, self._rate)
         return made
 
-    def _update(self, committed: tf.Tensor, timer: StepTimer) -> tf.Tensor:
-        """Updates the worker's part; returns the token of the next step."""
+    def _update(self, sequence: tf.Tensor, report: tf.Tensor, sent: Tensors, timer: StepTimer) -> tf.Tensor:
+        """Commits gradients, and updates the worker's part; returns the token of the next step."""
         steps = self._functions.steps
-        count, means = steps.gradients(self._number, committed)
+        if self._functions.store.measures_phases:
+            committed = steps.commit(self._number, sequence, report, sent)
+            timer.end("push", committed)
+            count, means = steps.gradients(self._number, committed)
+        else:
+            count, means = steps.meet(self._number, sequence, report, sent)
         timer.end("wait", count)
         made = self._apply(count, means)
         timer.end("update", made)
-        token = steps.finish(self._number, after(committed, made))
+        token = steps.finish(self._number, after(sequence, made))
         timer.end("wait", token)
         return token
 
