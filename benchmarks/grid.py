@@ -77,6 +77,7 @@ def _spoken(work: Workload) -> list[str]:
 
 PROGRAMS = {name: f"benchmarks.programs.{name}" for name in ("tfdist_fit", "tf_keras_fit", "keras_fit")}
 PROGRAMS["torch"] = "benchmarks.programs.torch_ddp"
+PROGRAMS["parts"] = "benchmarks.programs.part_updates"
 THREADS = "; ".join(f"`{name}={value}`" for name, value in CLUSTER_THREADS.items())
 """What every task of a cluster has, of all programs."""
 
@@ -332,7 +333,8 @@ def _limits() -> dict[str, Contest]:
     """Returns contests of one process for each worker, which exchange nothing, against one process of Keras.
 
     Workers that take the same steps on these cores cannot be faster. `limit_async` counts the batches of all processes,
-    `limit_sync` the steps of one of them. Both are of Keras's own steps, those with `own_` of tfdist's.
+    `limit_sync` the steps of one of them. Both are of Keras's own steps, those with `own_` of tfdist's. In these each
+    process makes whole updates. In `part_limit_sync` it computes gradients, and updates its part of the weights.
     """
     contests = {}
     single = PLACEMENTS["single"]
@@ -349,6 +351,12 @@ def _limits() -> dict[str, Contest]:
                 own = alone.name.removesuffix(", one process")
                 ours = replace(alone, name=own, roles={"worker": placement.workers}, batches=batches)
                 full = f"{key}:{prefix}limit_{name.removeprefix('ps_')}:keras"
+                contests[full] = Contest(full, title, ours, peer)
+            if placement.together and size.kind == "mlp":
+                single_work = replace(_ours(key, "single").work, jit=False, apart=True)
+                roles = {"worker": placement.workers}
+                ours = Side("gradients and a part of an update", PROGRAMS["parts"], roles, single_work, bound=True)
+                full = f"{key}:part_limit_sync:keras"
                 contests[full] = Contest(full, title, ours, peer)
     return contests
 

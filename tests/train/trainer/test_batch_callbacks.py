@@ -1,9 +1,11 @@
 """Tests of batch hooks: one call for each group of batches, with the batch numbers that Keras passes."""
 
+from types import SimpleNamespace
+
 import keras
 import pytest
 
-from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, acts_on_batches
+from tfdist_cli.train.trainer.batch_callbacks import BatchGroup, CallbackNeeds, acts_on_batches
 
 
 def calls_of(group_size, batches, pause_after=()):
@@ -67,3 +69,35 @@ def test_a_tracker_of_epochs_does_not_slow_the_steps(module, name, epochs, batch
     assert acts_on_batches(kind(**batches))
     changed = type("Own", (kind,), {"on_train_batch_end": lambda *_: None})
     assert acts_on_batches(changed(**epochs))
+
+
+class ActsAsEpochsBegin(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        """Reads something."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "needed"),
+    [
+        (None, []),
+        (keras.callbacks.CSVLogger("log"), ["callbacks"]),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print), ["callbacks"]),
+        (keras.callbacks.LambdaCallback(on_epoch_begin=print), ["callbacks", "epoch_begin"]),
+        (ActsAsEpochsBegin(), ["callbacks", "epoch_begin"]),
+        (keras.callbacks.LambdaCallback(on_train_batch_begin=print), ["callbacks", "each_batch"]),
+        (keras.callbacks.TerminateOnNaN(), ["callbacks", "each_batch", "end_on_nan"]),
+    ],
+)
+def test_the_chief_tells_all_tasks_what_its_callbacks_need(callback, needed):
+    callbacks = [] if callback is None else [callback]
+    told = []
+
+    def total(numbers):
+        told.append(numbers)
+        return numbers if len(told) == 1 else told[0]  # as the sum of this task's numbers and the chief's
+
+    for is_chief in (True, False):
+        engine = SimpleNamespace(is_chief=is_chief, total=total)
+        needs = CallbackNeeds.of_chief(engine, callbacks if is_chief else [])
+        assert [name for name, value in vars(needs).items() if value] == needed
+    assert not told[1].any()
