@@ -10,9 +10,10 @@ step are reported: the mean over the workers whose batches make it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -123,24 +124,10 @@ class MetricTotals:
         Call it within the strategy's scope.
         """
         if len(self.initial) > 1 and isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy):
-            self._assign_all(tf.constant(self._sums[: self.summed]))
+            _assign_all(self._step, np.concatenate([value.reshape(-1).astype(np.float64) for value in self._values()]))
             return
         for variable, value in zip(self._variables, self._values(), strict=True):
             _assign(variable, value)
-
-    @cached_property
-    def _assign_all(self) -> Callable[[tf.Tensor], None]:
-        """A function of all totals: an assignment outside of one is a request to a ps, and so is a value for it."""
-        ends = np.cumsum(self._sizes)
-
-        @tf.function(autograph=False)
-        def assign_all(sums: tf.Tensor) -> None:
-            for variable, array, end in zip(self._variables, self.initial, ends, strict=True):
-                with tf.device(parts(variable)[0].device):
-                    total = tf.reshape(sums[end - array.size : end], array.shape) + array.astype(np.float64)
-                    assign(variable, tf.cast(total, array.dtype))
-
-        return assign_all
 
     def _values(self) -> list[np.ndarray]:
         """Returns the metric variables' values after all executions."""
@@ -166,6 +153,35 @@ class MetricTotals:
             results = {name: results[name] for name in names if name in results}
         flat = {name: value if value.ndim else float(value) for name, value in results.items()}
         return {"loss": flat.pop("loss"), **flat} if "loss" in flat else flat
+
+
+_assignments: WeakKeyDictionary[ModelStep, tuple[list[keras.Variable], Callable[[tf.Tensor], object]]] = (
+    WeakKeyDictionary()
+)
+"""Of the metric variables of each step, a function of all values."""
+
+
+def _assign_all(step: ModelStep, values: np.ndarray) -> None:
+    """Assigns all values, float64, to the metric variables, which are on ps.
+
+    Outside of a function, each assignment is a request to a ps, and so is each value for it.
+    """
+    variables, assign_all = _assignments.get(step, ([], None))
+    if assign_all is None or list(map(id, variables)) != list(map(id, step.metrics)):
+        assign_all = _assignment(step.metrics, len(values))
+        _assignments[step] = list(step.metrics), assign_all
+    assign_all(tf.constant(values))
+
+
+def _assignment(variables: Sequence[keras.Variable], size: int) -> Callable[[tf.Tensor], object]:
+    def assign_all(values: tf.Tensor) -> None:
+        end = 0
+        for variable in variables:
+            begin, end = end, end + math.prod(variable.shape)
+            with tf.device(parts(variable)[0].device):
+                assign(variable, tf.cast(tf.reshape(values[begin:end], variable.shape), variable.dtype))
+
+    return tf.function(assign_all, autograph=False).get_concrete_function(tf.TensorSpec([size], tf.float64))
 
 
 def _assign(variable: keras.Variable, value: np.ndarray) -> None:

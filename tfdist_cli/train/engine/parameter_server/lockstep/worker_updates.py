@@ -204,16 +204,19 @@ class WorkerUpdateFunctions(LockstepFunctions):
         def begin() -> Any:
             return tf.function(self._begin_run, autograph=False).get_concrete_function(identities, number, number)
 
-        @tf.function(autograph=False)
         def collect(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
             return self._on_chief(self._reports(ps, numbers[:-1]))
 
-        @tf.function(autograph=False)
         def collect_last(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
             reports = self._reports(ps, numbers[:-1])
             with tf.control_dependencies([reports]):  # the variables, too, are read when all steps are taken
                 self._end_run(after(ps, [reports]), numbers[-1])
             return self._on_chief(reports)
+
+        @cache
+        def collecting(*, last: bool) -> Any:
+            function = tf.function(collect_last if last else collect, autograph=False)
+            return function.get_concrete_function(identities, tf.TensorSpec([5], tf.int64))
 
         def updates(handles: tuple[StepOrders, tf.Tensor], first: tf.Tensor) -> None:
             orders, ps = handles
@@ -225,8 +228,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
                 following = orders.kinds.get()
                 ends, allowed = following == StepKind.END, now + _steps_of(following, size)
                 numbers = [done, now - done, allowed, ends]
-                collected = collect_last if ends else collect
-                reports = collected(ps, tf.constant([*numbers, now - start], tf.int64))
+                reports = collecting(last=ends)(ps, tf.constant([*numbers, now - start], tf.int64))
                 orders.reports.put(reports.numpy())
                 done, now = now, allowed
 
