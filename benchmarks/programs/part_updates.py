@@ -73,15 +73,15 @@ def step(iterator: Any, number: tf.Tensor, total: tf.Tensor, right: tf.Tensor) -
 
 @tf.function(autograph=False)
 def execution(iterator: Any) -> tf.Tensor:
-    """Takes the steps of an execution; returns the sum of their losses."""
+    """Takes the steps of an execution; returns the totals of their losses and of right predictions, shape (2,)."""
     goes_on = lambda number, *_: number < workload.steps_per_execution  # noqa: E731 the loop's condition
     start = [tf.constant(0), tf.constant(0.0), tf.constant(0.0)]
-    _, total, _ = tf.while_loop(goes_on, lambda *now: step(iterator, *now), start, parallel_iterations=1)
+    _, *totals = tf.while_loop(goes_on, lambda *now: step(iterator, *now), start, parallel_iterations=1)
     count.assign_add(float(workload.steps_per_execution))
-    return total
+    return tf.stack(totals)
 
 
 iterator = iter(batches(workload))
 for epoch in range(FOREVER):
-    losses = [execution(iterator) for _ in range(workload.steps // workload.steps_per_execution)]
-    stopwatch.epoch_ended(epoch, {"loss": float(tf.add_n(losses)) / workload.steps})
+    totals = tf.add_n([execution(iterator) for _ in range(workload.steps // workload.steps_per_execution)])
+    stopwatch.epoch_ended(epoch, dict(zip(("loss", "accuracy"), (totals / workload.steps).numpy(), strict=True)))
