@@ -430,6 +430,17 @@ class ModelStep:
         """
         return self._traced(element_spec).lookups
 
+    def factored(self, element_spec: Any) -> dict[int, int]:
+        """Returns the indices in `parameters` of those whose gradients have factors, see `trace.factors`.
+
+        Args:
+            element_spec: the `tf.TypeSpec`s of a batch.
+
+        Returns:
+            The indices, each with the number of rows of the factors.
+        """
+        return self._traced(element_spec).factored
+
     def trains_all(self, element_spec: Any) -> bool:
         """Whether the loss depends on all parameters.
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist_cli.errors import TrainingError
 from tfdist_cli.train.layers.dynamic_embedding import row_index_of
 from tfdist_cli.train.model.trace.additivity import adds_up, dependents, retained
+from tfdist_cli.train.model.trace.factors import factors_of
 from tfdist_cli.train.model.trace.row_terms import rows_of_examples
 from tfdist_cli.train.variables.sharding import parts
 
@@ -36,6 +37,8 @@ class StepTrace:
         lookups: the indices in the parameters of those whose gradients have only the rows that the batch looks up, each
             with the number of these; None if it differs from batch to batch.
         repeating: those of them whose rows are values of the batch: an update may look up a row several times.
+        factored: the indices in the parameters of those whose gradients have factors, each with the number of rows of
+            these, see `factors`.
     """
 
     def __init__(self, step: ModelStep, element_spec: Any, *, training: bool = True) -> None:
@@ -45,6 +48,7 @@ class StepTrace:
         self.untrained: list[int] = []
         self.lookups: dict[int, int | None] = {}
         self.repeating: set[int] = set()
+        self.factored: dict[int, int] = {}
         self._before: Tensors = []
         self._after: Tensors = []
         self._others: Tensors = []
@@ -68,6 +72,8 @@ class StepTrace:
                 for index, gradient in enumerate(result.gradients)
                 if isinstance(gradient, tf.IndexedSlices)
             }
+            factors = {index: factors_of(gradient) for index, gradient in enumerate(result.gradients)}
+            self.factored = {index: int(own[0].shape[0]) for index, own in factors.items() if own}
             self.repeating = {
                 index
                 for index in self.lookups

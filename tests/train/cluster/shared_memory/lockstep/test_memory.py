@@ -7,8 +7,9 @@ import tensorflow as tf
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep import memory
+from tfdist_cli.train.cluster.shared_memory.lockstep.factors import Factors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import Content, StepLayout
-from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED
+from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, aligned
 from tfdist_cli.train.cluster.shared_memory.stored import aligned_bytes
 
 FLOATS, DOUBLES, HALVES, INTEGERS = (
@@ -16,14 +17,31 @@ FLOATS, DOUBLES, HALVES, INTEGERS = (
 )
 
 
-def layout_of(dtype=FLOATS, sizes=((17, 1, 0, 40), (33,)), slots=2, workers=3, report=5):
+def layout_of(dtype=FLOATS, sizes=((17, 1, 0, 40), (33,)), slots=2, workers=3, report=5, matrices=()):
+    """A layout; the matrices follow the parameters of each ps: examples, rows and columns."""
+    factors = {
+        (ps, len(own) + index): Factors(examples, rows, columns, workers, dtype.itemsize)
+        for ps, own in enumerate(sizes)
+        for index, (examples, rows, columns) in enumerate(matrices)
+    }
+    sizes = [[*own, *(rows * columns for _, rows, columns in matrices)] for own in sizes]
     values = [[Array(dtype, size) for size in own] for own in sizes]
     state = [[Array(FLOATS, 3), Array(INTEGERS, 1), Array(HALVES, 5)], *[[]] * (len(sizes) - 1)]
-    return StepLayout(Layout(values, state, Array(DOUBLES, report)), slots, workers, 2, [(0, 2), (0, 0)])
+    return StepLayout(Layout(values, state, Array(DOUBLES, report)), slots, workers, 2, [(0, 2), (0, 0)], factors)
+
+
+MATRICES = [(2, 16, 8), (1, 24, 2)]
 
 
 @pytest.mark.parametrize(
-    "layout", [layout_of(), layout_of(DOUBLES, [(3,)], slots=0, workers=1, report=0), layout_of(workers=5)]
+    "layout",
+    [
+        layout_of(),
+        layout_of(DOUBLES, [(3,)], slots=0, workers=1, report=0),
+        layout_of(workers=5),
+        layout_of(matrices=MATRICES),
+        layout_of(DOUBLES, [(), ()], matrices=MATRICES),
+    ],
 )
 def test_a_layout_crosses_as_numbers(layout):
     found = StepLayout.unpacked(layout.packed)
@@ -33,6 +51,7 @@ def test_a_layout_crosses_as_numbers(layout):
     assert found.arrays.report == layout.arrays.report
     assert (found.slots, found.workers, found.state) == (layout.slots, layout.workers, layout.state)
     assert list(found.assigned) == list(layout.assigned)
+    assert list(found.factors.items()) == list(layout.factors.items())
 
 
 def test_a_layout_without_assigned_state_crosses_as_numbers():
@@ -77,17 +96,33 @@ def test_means_of_some_updates_are_kept(values, kept):
         assert layout_of(sizes=[(values - 16,), (16,)]).kept_means == kept
 
 
+def test_factors_of_some_updates_are_kept():
+    """In place of the means of the gradients; so those of a large matrix are as well."""
+    assert layout_of(sizes=[()], workers=2, matrices=[(64, 2048, 4096)]).kept_means == 4
+    assert layout_of(sizes=[()], workers=2, matrices=[(342, 2048, 4096)]).kept_means == 1
+
+
 def arrays_of(content):
     """All arrays that are no views of others."""
     words = [np.frombuffer(each._numbers, np.int64) for each in (content.numbers, *content.workers)]
-    rest = [content.reports, *content.flat, *content.state, *content.gradients, *content.saved, *content.means]
-    return [*words, *rest]
+    rest = [content.reports, *content.flat, *(each for own in content.matrices for each in own)]
+    rest += [*content.state, *content.gradients, *content.saved]
+    rest += [*(each for own in content.saved_matrices for each in own), *content.means]
+    factors = [each for kept in content.factors for places in kept for each in (*places.firsts, places.second)]
+    return [*words, *rest, *factors]
 
 
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize(
     "layout",
-    [layout_of(), layout_of(DOUBLES, slots=0, workers=1), layout_of(report=0), layout_of(report=3, workers=5)],
+    [
+        layout_of(),
+        layout_of(DOUBLES, slots=0, workers=1),
+        layout_of(report=0),
+        layout_of(report=3, workers=5),
+        layout_of(matrices=MATRICES),
+        layout_of(DOUBLES, [(), ()], slots=1, matrices=MATRICES),
+    ],
 )
 @pytest.mark.parametrize("ps", [0, 1])
 def test_no_array_is_where_another_one_is(monkeypatch, layout, ps, few):
@@ -109,7 +144,7 @@ def test_no_array_is_where_another_one_is(monkeypatch, layout, ps, few):
     assert {each.nbytes for each in content.flat} == {values + ALIGNED}
     begins = [each.ctypes.data - whole.ctypes.data for each in arrays if each.size]
     assert begins[0] == 0
-    assert max(begins) + next(each for each in reversed(arrays) if each.size).nbytes == size
+    assert aligned(max(begins) + next(each for each in reversed(arrays) if each.size).nbytes) == size
 
 
 def test_views_have_the_values_of_each_parameter():
@@ -131,6 +166,19 @@ def test_views_have_the_values_of_each_parameter():
     slots = [slot for own in content.slots for slot in own]
     for found, expected in zip(content.variables, [*content.parameters, *slots, *content.state], strict=True):
         assert found is expected
+
+
+def test_views_have_the_values_of_each_matrix():
+    layout = layout_of(sizes=[(17,), ()], matrices=MATRICES)
+    content = Content(aligned_bytes(Content.bytes(layout, 0)), layout, 0)
+    for number, own in enumerate(content.matrices):
+        for copy, each in enumerate(own):
+            each[...] = 10 * number + copy
+    for place, found in enumerate([content.parameters, *zip(*content.slots, strict=True)]):
+        assert [each.size for each in found] == [17, 16 * 8, 24 * 2]
+        assert [set(each.tolist()) for each in found[1:]] == [{place}, {10 + place}]
+    assert layout.summed(0) == [0]
+    assert (layout.summed(1), layout.offsets(1), layout.part(1, 2)) == ([], [0], slice(0, 0))
 
 
 def test_each_flat_array_has_values_behind_it():

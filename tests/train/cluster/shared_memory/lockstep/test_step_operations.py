@@ -78,10 +78,11 @@ class Run:
         """The worker's parts of the parameters of each ps, and of their slots."""
         return [
             [
-                flat_variable_at(place, partial(self.steps.write, number, ps, index))
-                for index, place in enumerate(own.parts)
+                flat_variable_at(place, partial(self.steps.write, number, ps, 2 * part + index))
+                for index, place in enumerate(copies)
             ]
             for ps, own in enumerate(places)
+            for part, copies in enumerate(own.parts)
         ]
 
     def worker(self, number, first=FIRST, leave=lambda values: values):
@@ -274,7 +275,7 @@ def test_a_worker_finds_its_values_and_joins_once(process):
     behind = 16
     for ps, own in enumerate((first, second)):
         part = run.layout.part(ps, 0)
-        assert [each.shape for each in own.parts] == [(part.stop - part.start + behind,)] * 2
+        assert [each.shape for copies in own.parts for each in copies] == [(part.stop - part.start + behind,)] * 2
     count, found, _ = run.steps.replay(number)
     assert (int(count), bool(found)) == (0, False)
 

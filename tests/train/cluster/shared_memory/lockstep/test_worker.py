@@ -13,6 +13,7 @@ from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep import memory, ps, worker
+from tfdist_cli.train.cluster.shared_memory.lockstep.factors import Factors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import COMMITTED, SAVED, UPDATED, Content, StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted, PsSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
@@ -21,8 +22,10 @@ from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, IDENTITY_BYTE
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN
 
 FLOATS, DOUBLES, INTEGERS = (np.dtype(each) for each in (np.float32, np.float64, np.int64))
-SIZES = [[17, 1, 40], [33]]
+SIZES = [[17, 256, 1, 40], [33, 96]]
 """Of the parameters of each ps."""
+MATRICES = {(0, 1): (3, 32, 8), (1, 1): (2, 12, 8)}
+"""Parameters whose gradients have factors: the examples of a worker, rows and columns."""
 STATE = [[Array(FLOATS, 3), Array(INTEGERS, 1)], [Array(DOUBLES, 2), Array(FLOATS, 1)]]
 ASSIGNED = [(1, 0), (0, 0)]
 """The state that steps assign, in the order of the reports."""
@@ -45,12 +48,60 @@ def layout_of(workers, servers=2, slots=1, dtype=FLOATS):
     assigned = [place for place in ASSIGNED if place[0] < servers]
     values = [[Array(dtype, size) for size in own] for own in SIZES[:servers]]
     report = OWN + sum(STATE[ps][place].size for ps, place in assigned)
-    return StepLayout(Layout(values, STATE[:servers], Array(DOUBLES, report)), slots, workers, OWN, assigned)
+    factors = {
+        place: Factors(*shape, workers, dtype.itemsize) for place, shape in MATRICES.items() if place[0] < servers
+    }
+    return StepLayout(Layout(values, STATE[:servers], Array(DOUBLES, report)), slots, workers, OWN, assigned, factors)
 
 
 def gradient_of(number, sequence, parameter):
     """What a worker computes with a parameter in a step."""
     return parameter * parameter.dtype.type(0.25) + parameter.dtype.type(number + 1 + sequence % 7)
+
+
+def factors_of(number, sequence, parameter, factors):
+    """The factors of what it computes with a matrix."""
+    matrix = parameter.reshape([factors.rows, factors.columns])
+    first = matrix[:, : factors.examples].T * parameter.dtype.type(0.25) + parameter.dtype.type(number + 1)
+    return first, matrix[: factors.examples] * parameter.dtype.type(0.5) + parameter.dtype.type(sequence % 7)
+
+
+def product(first, second):
+    """The product of the transposed first factor and the second one; a part of it has the same bits."""
+    return sum(one[:, None] * other for one, other in zip(first, second, strict=True)).reshape(-1)
+
+
+def sent_of(number, sequence, layout, parameters):
+    """What a worker sends of its gradients with the parameters of each ps."""
+    summed, factors = [], []
+    for server, own in enumerate(parameters):
+        summed += [gradient_of(number, sequence, own[each]) for each in layout.summed(server)]
+        for place, each in layout.factors_on(server).items():
+            factors += factors_of(number, sequence, own[place], each)
+    return [*summed, *factors]
+
+
+def means_of(layout, received):
+    """The means of gradients that a worker has received, in the order of its parts."""
+    count = len(layout.arrays.values)
+    factors = iter(received[count:])
+    return [
+        each
+        for server, mean in enumerate(received[:count])
+        for each in (mean, *(product(next(factors), next(factors)) for _ in layout.factors_on(server)))
+    ]
+
+
+def mean_of(layout, sequence, place, parameter):
+    """The mean of what all workers compute with a parameter."""
+    workers, share = range(layout.workers), parameter.dtype.type(1 / layout.workers)
+    if place in layout.factors:
+        each = [factors_of(number, sequence, parameter, layout.factors[place]) for number in workers]
+        return product(
+            *(np.concatenate(own) for own in ([one for one, _ in each], [other * share for _, other in each]))
+        )
+    terms = [gradient_of(number, sequence, parameter) for number in workers]
+    return sum(terms[1:], terms[0]) * share
 
 
 def report_of(number, sequence, state):
@@ -87,10 +138,9 @@ def computed(layout, variables, sequences, count=COUNT):
     reports = []
     for step, sequence in enumerate(sequences):
         report = np.stack([report_of(number, sequence, state) for number in range(layout.workers)])
-        for own, begin in zip(variables, begins, strict=True):
+        for server, (own, begin) in enumerate(zip(variables, begins, strict=True)):
             for index, parameter in enumerate(own[:begin]):
-                terms = [gradient_of(number, sequence, parameter) for number in range(layout.workers)]
-                mean = sum(terms[1:], terms[0]) * parameter.dtype.type(1 / len(terms))
+                mean = mean_of(layout, sequence, (server, index), parameter)
                 slots = own[begin + index * layout.slots : begin + (index + 1) * layout.slots]
                 update(parameter, slots, mean, count + step)
         place = OWN
@@ -135,23 +185,25 @@ class Task:
         steps = self.steps
         sequence, kind = steps.begin(first)
         while kind != IS_OVER:
-            count, again, means = steps.replay()
+            count, again, received = steps.replay()
             if not again:
                 break
-            self._update(count, means)
+            self._update(count, received)
             self.replayed += 1
             self._moment("replayed", sequence, lambda: self._spoil(self.parts()))
         while kind != IS_OVER:
             own = steps._ps[0].workers[self.number]
-            written = [*steps._written, steps._reports[sequence % self.cluster.layout.kept]]
+            factors = steps._own_factors[sequence % len(steps._own_factors)]
+            written = [*steps._written, *(place for each in factors for place in each.arrays)]
+            written.append(steps._reports[sequence % self.cluster.layout.kept])
             self._moment("before commit", sequence, lambda spoiled=written: self._spoil(spoiled))
             self._commit(sequence)
             means = steps._means[sequence % len(steps._means)]
             saves = sequence - own[SAVED] >= len(steps._means)
             spoiled = [*means, *(saved for _, saved in steps._saved if saves)]
             self._moment("committed", sequence, lambda spoiled=spoiled: self._spoil(spoiled))
-            count, means = steps.gradients(sequence)
-            self._update(count, means, sequence)
+            count, received = steps.gradients(sequence)
+            self._update(count, received, sequence)
             self._moment("updated", sequence)
             self._moment("told", sequence, lambda told=sequence, own=own: own.store(UPDATED, told))
             taken = sequence
@@ -160,15 +212,14 @@ class Task:
         return sequence
 
     def _commit(self, sequence):
-        places = iter(self.steps.places)
-        parameters, state = [], []
-        for values, others in zip(self.cluster.layout.arrays.values, self.cluster.layout.arrays.others, strict=True):
-            parameters += [next(places) for _ in values]
+        layout, places, parameters, state = self.cluster.layout, iter(self.steps.places), [], []
+        for server, (values, others) in enumerate(zip(layout.arrays.values, layout.arrays.others, strict=True)):
+            parameters.append([next(places) for _ in values])
             state.append([next(places) for _ in others])
-            for _ in range(1 + self.cluster.layout.slots):
+            for _ in range(self.parts_of(server)):
                 next(places)
-        gradients = [gradient_of(self.number, sequence, each) for each in parameters]
-        report = report_of(self.number, sequence, [state[ps][place] for ps, place in self.cluster.layout.assigned])
+        gradients = sent_of(self.number, sequence, layout, parameters)
+        report = report_of(self.number, sequence, [state[ps][place] for ps, place in layout.assigned])
         if sequence in self.committed:  # the values are not those of before this step any more
             self._spoil([report, *gradients])
         self.committed.add(sequence)
@@ -177,15 +228,19 @@ class Task:
     def parts(self):
         """Its parts of the parameters and their slots, as it may change them."""
         layout, places, found = self.cluster.layout, self.steps.places, []
-        for values, others in zip(layout.arrays.values, layout.arrays.others, strict=True):
-            begin = len(values) + len(others)
-            padded, places = places[begin : begin + 1 + layout.slots], places[begin + 1 + layout.slots :]
+        for server, (values, others) in enumerate(zip(layout.arrays.values, layout.arrays.others, strict=True)):
+            begin, count = len(values) + len(others), self.parts_of(server)
+            padded, places = places[begin : begin + count], places[begin + count :]
             found += [each[: -ALIGNED // each.itemsize] for each in padded]
         return found
 
-    def _update(self, count, means, sequence=None):
+    def parts_of(self, server):
+        """How many parts it has of the parameters of a ps and their slots."""
+        return (1 + self.cluster.layout.slots) * (1 + len(self.cluster.layout.factors_on(server)))
+
+    def _update(self, count, received, sequence=None):
         size, parts = 1 + self.cluster.layout.slots, self.parts()
-        for turn, mean in enumerate(means):
+        for turn, mean in enumerate(means_of(self.cluster.layout, received)):
             own = parts[turn * size : (turn + 1) * size]
             half = len(own[0]) // 2
             first, second = ([each[values] for each in own] for values in (slice(half), slice(half, None)))
@@ -405,18 +460,20 @@ def test_a_worker_that_is_started_again_after_the_end_takes_no_step(cluster_of):
 def test_a_commit_that_is_there_is_not_overwritten(cluster_of):
     cluster = cluster_of(1)
     cluster.begin(allowed=FIRST + 1)
-    sizes = [size for own in SIZES for size in own]
+    layout = cluster.layout
+    sizes = [SIZES[server][number] for server in range(2) for number in layout.summed(server)]
+    shapes = [(each.examples, size) for each in layout.factors.values() for size in (each.rows, each.columns)]
     for value in (1, 2):
         own = WorkerSteps(0, cluster.layout, cluster.identities)
         assert own.begin(FIRST) == (FIRST, MAY_BEGIN)
         report = np.full(cluster.layout.arrays.report.size, value, np.float64)
-        own.commit(FIRST, report, [np.full(size, value, np.float32) for size in sizes])
+        own.commit(FIRST, report, [np.full(shape, value, np.float32) for shape in (*sizes, *shapes)])
     content = cluster.servers[0]._content
     assert set(content.reports[0][FIRST % cluster.layout.kept]) == {1}
     assert {float(each) for one in cluster.servers for own in one._content.gradient_of[0] for each in own} == {1}
-    count, means = own.gradients(FIRST)
+    count, received = own.gradients(FIRST)
     assert count == COUNT
-    assert all(set(each[each != 0]) <= {1} for each in means)
+    assert all(set(each[each != 0]) == {1} for each in received)
 
 
 def test_state_has_the_mean_of_the_reports_and_what_no_step_assigns_stays(cluster_of):
@@ -433,22 +490,22 @@ def test_places_are_views_of_the_memory_with_some_values_behind_them(cluster_of)
     cluster = cluster_of(2)
     own = [WorkerSteps(number, cluster.layout, cluster.identities) for number in range(2)]
     cluster.begin()
-    at = 0
+    places, more = [iter(each.places) for each in own], ALIGNED // FLOATS.itemsize
     for number, values in enumerate(cluster.variables):
-        count = len(SIZES[number])
-        for index, value in enumerate([*values[:count], *values[count * 2 :]]):
-            np.testing.assert_array_equal(own[0].places[at + index], value)
-        at += count + len(STATE[number])
-        for slot in range(2):
-            first, second = (each.places[at + slot] for each in own)
-            whole = cluster.servers[number]._content.flat[slot]
-            more = ALIGNED // FLOATS.itemsize
+        count, content = len(SIZES[number]), cluster.servers[number]._content
+        for value in (*values[:count], *values[count * 2 :]):
+            np.testing.assert_array_equal(next(places[0]), value)
+            next(places[1])
+        for whole in (*content.flat, *(each for matrix in content.matrices for each in matrix)):
+            first, second = (next(each) for each in places)
             np.testing.assert_array_equal(np.concatenate([first[:-more], second]), whole)
             assert all(each.ctypes.data % ALIGNED == 0 for each in (first, second))
-        at += 2
-    assert len(own[0].places) == at
-    own[1].places[4 + 1][0] = 55
-    assert cluster.servers[0]._content.flat[0][cluster.layout.part(0, 1)][0] == 55
+    assert [list(each) for each in places] == [[], []]
+    own[1].places[len(SIZES[0]) + len(STATE[0])][0] = 55
+    own[1].places[len(SIZES[0]) + len(STATE[0]) + 2][0] = 56
+    content = cluster.servers[0]._content
+    assert content.flat[0][cluster.layout.part(0, 1)][0] == 55
+    assert content.parameters[1].reshape([32, 8])[cluster.layout.factors[0, 1].part(1)][0, 0] == 56
 
 
 def test_a_value_is_written_to_a_part(cluster_of):
@@ -461,15 +518,20 @@ def test_a_value_is_written_to_a_part(cluster_of):
     assert slots[part].tolist() == list(range(part.stop - part.start))
     assert not slots[: part.start].any()
     assert not slots[part.stop :].any()
+    rows = cluster.layout.factors[1, 1].part(1)
+    own.write(1, 2, np.ones([rows.stop - rows.start, 8], np.float32))
+    matrix = cluster.servers[1]._content.parameters[1].reshape([12, 8])
+    assert [set(each.tolist()) for each in matrix] == [{float(row in range(12)[rows])} for row in range(12)]
 
 
 def test_parts_that_are_not_in_the_memory_are_an_error(cluster_of):
     cluster = cluster_of(2)
     own = WorkerSteps(1, cluster.layout, cluster.identities)
-    parts = [own.places[index] for index in (5, 6, 10, 11)]
+    parts = [own.places[index] for index in (6, 7, 8, 9, 14, 15, 16, 17)]
     own.check_places(parts)
-    with pytest.raises(RuntimeError):
-        own.check_places([*parts[:3], parts[3].copy()])
+    for index in (1, 7):
+        with pytest.raises(RuntimeError):
+            own.check_places([*parts[:index], parts[index].copy(), *parts[index + 1 :]])
     cluster.abort()
     assert own.begin(FIRST) == (FIRST, IS_OVER)
     own.check_places([each.copy() for each in parts])

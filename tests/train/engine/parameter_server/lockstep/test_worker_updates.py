@@ -62,8 +62,8 @@ def engine_of(monkeypatch, servers):
     step_operations.register()
     strategy = servers(1)
 
-    def made(build, updates=None, **rules):
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    def made(build, updates=None, drop_remainder=True, **rules):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16, drop_remainder=drop_remainder)
         given = Rules(updates or Updates(mode="sync"), **rules)
         return local_engine(monkeypatch, strategy, build, data, given, workers=1)
 
@@ -93,7 +93,26 @@ def trained(engine, model, runs=((2, 2), (5, 2))):
     ],
 )
 def test_workers_make_the_updates_of_the_ps(name, engine_of, monkeypatch):
-    check_updates(partial(network, OPTIMIZERS[name]), engine_of, monkeypatch)
+    assert check_updates(partial(network, OPTIMIZERS[name]), engine_of, monkeypatch).count_of_factors == 1
+
+
+def test_batches_of_any_size_have_no_factors(engine_of, monkeypatch):
+    build = partial(network, OPTIMIZERS["Adam"])
+    engine_of = partial(engine_of, drop_remainder=False)
+    assert check_updates(build, engine_of, monkeypatch).count_of_factors == 0
+
+
+def matrices_alone():
+    """A model all of whose parameters have factors."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(size, use_bias=False) for size in (320, 16)]
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Identity(), *layers])
+    model.compile(OPTIMIZERS["AdamW"](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_all_parameters_may_have_factors(engine_of, monkeypatch):
+    assert check_updates(matrices_alone, engine_of, monkeypatch).count_of_factors == 2
 
 
 def of_two_types():
@@ -126,7 +145,7 @@ def test_no_kernel_writes_in_the_place_of_a_part_of_a_weight(engine_of, monkeypa
 
 
 def check_updates(build, engine_of, monkeypatch):
-    """Checks that workers make the same updates as the ps would."""
+    """Checks that workers make the same updates as the ps would; returns their functions."""
     engine, model = engine_of(build)
     assert isinstance(functions_of(engine), WorkerUpdateFunctions)
     losses, values = trained(engine, model)
@@ -142,6 +161,7 @@ def check_updates(build, engine_of, monkeypatch):
     for value, wanted in zip(values, expected, strict=True):
         # Sums are made in another order by other threads, and Lion takes the sign of a gradient.
         assert np.mean(np.abs(value - wanted) > 1e-3 * (1 + np.abs(wanted))) < 0.02
+    return functions_of(engine)
 
 
 @pytest.mark.parametrize(

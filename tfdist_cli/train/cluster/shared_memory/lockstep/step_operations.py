@@ -162,12 +162,13 @@ class Places:
     Args:
         parameters: the parameters.
         state: the model's state.
-        parts: the worker's part of all parameters, then of each of their slots, with some values behind it.
+        parts: the worker's part of the parameters without factors, and of each slot, with some values behind it; then
+            that of each matrix.
     """
 
     parameters: list[tf.Tensor]
     state: list[tf.Tensor]
-    parts: list[tf.Tensor]
+    parts: list[list[tf.Tensor]]
 
 
 class Steps:
@@ -257,19 +258,27 @@ class Steps:
 
     def places(self, number: tf.Tensor) -> list[Places]:
         """Returns on a worker where it finds the arrays, for each ps."""
-        arrays, more = self._layout.arrays, 1 + self._layout.slots
+        arrays, copies = self._layout.arrays, range(1 + self._layout.slots)
         each = list(zip(arrays.values, arrays.others, strict=True))
         dtype = tf.as_dtype(self._layout.dtype)
-        types = [kind for own, state in each for kind in [*(array.dtype for array in (*own, *state)), *[dtype] * more]]
+        parts = [range(1 + len(self._layout.factors_on(ps))) for ps in range(len(each))]
+        types = [
+            kind
+            for own_parts, (own, state) in zip(parts, each, strict=True)
+            for kind in [*(array.dtype for array in (*own, *state)), *(dtype for _ in own_parts for _ in copies)]
+        ]
         left = iter(unordered(call_registered(_PLACES, [number], types)))
 
         def shaped(arrays: Sequence[Array]) -> list[tf.Tensor]:
             return [tf.ensure_shape(next(left), [array.size]) for array in arrays]
 
-        def part() -> tf.Tensor:
-            return tf.ensure_shape(next(left), [None])
+        def part() -> list[tf.Tensor]:
+            return [tf.ensure_shape(next(left), [None]) for _ in copies]
 
-        return [Places(shaped(own), shaped(state), [part() for _ in range(more)]) for own, state in each]
+        return [
+            Places(shaped(own), shaped(state), [part() for _ in own_parts])
+            for own_parts, (own, state) in zip(parts, each, strict=True)
+        ]
 
     def first_step(self, number: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
         """Waits on a worker for its first step of a run, see `WorkerSteps.begin`.
@@ -282,7 +291,7 @@ class Steps:
     def commit(
         self, number: tf.Tensor, sequence: tf.Tensor, report: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Commits a worker's gradients, those for the leader first; returns the sequence number, when it is done."""
+        """Commits a worker's gradients, see `WorkerSteps.commit`; returns the sequence number, when it is done."""
         (done,) = unordered(call_registered(_COMMIT, [number, sequence, report, *gradients], [tf.int64]))
         return tf.ensure_shape(done, [])
 
@@ -290,38 +299,51 @@ class Steps:
         """Waits on a worker for all gradients, see `WorkerSteps.gradients`.
 
         Returns:
-            How many updates there were, int64, shape (); and the means for each ps, flat.
+            How many updates there were, int64, shape (); and the means of gradients for each of `Places.parts`, flat.
         """
-        return self._waited(call_registered(_GRADIENTS, [number, sequence], self._types_of_means))
+        return self._waited(call_registered(_GRADIENTS, [number, sequence], self._types))
 
     def meet(
         self, number: tf.Tensor, sequence: tf.Tensor, report: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Does what `commit` and `gradients` do, in one operation: to begin another one takes 50 µs."""
         arguments = [number, sequence, report, *gradients]
-        return self._waited(call_registered(_MEET, arguments, self._types_of_means))
+        return self._waited(call_registered(_MEET, arguments, self._types))
 
-    @staticmethod
-    def _waited(results: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        updates, *means = unordered(results)
-        return tf.ensure_shape(updates, []), [tf.ensure_shape(each, [None]) for each in means]
+    def _waited(self, results: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        updates, *received = unordered(results)
+        return tf.ensure_shape(updates, []), self._gradients(received)
 
     @property
-    def _types_of_means(self) -> list[tf.DType]:
-        return [tf.int64, *[tf.as_dtype(self._layout.dtype)] * len(self._devices)]
+    def _types(self) -> list[tf.DType]:
+        """The types of what `WorkerSteps.gradients` returns."""
+        count = len(self._devices) + 2 * len(self._layout.factors)
+        return [tf.int64, *[tf.as_dtype(self._layout.dtype)] * count]
+
+    def _gradients(self, received: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The means of gradients that a worker has received, in the order of `Places.parts`."""
+        means, factors = received[: len(self._devices)], iter(received[len(self._devices) :])
+        found = []
+        for ps, mean in enumerate(means):
+            found.append(tf.ensure_shape(mean, [None]))
+            for each in self._layout.factors_on(ps).values():
+                first = tf.ensure_shape(next(factors), [each.examples_of_all, None])
+                second = tf.ensure_shape(next(factors), [each.examples_of_all, each.columns])
+                found.append(tf.reshape(tf.matmul(first, second, transpose_a=True), [-1]))
+        return found
 
     def replay(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Returns on a worker an update that is to be made again, see `WorkerSteps.replay`."""
-        numbers, *means = unordered(call_registered(_REPLAY, [number], self._types_of_means))
+        """Returns on a worker an update that is to be made again, see `WorkerSteps.replay` and `gradients`."""
+        numbers, *received = unordered(call_registered(_REPLAY, [number], self._types))
         updates, found = tf.unstack(tf.ensure_shape(numbers, [2]))
-        return updates, found > 0, [tf.ensure_shape(each, [None]) for each in means]
+        return updates, found > 0, self._gradients(received)
 
     def finish(self, number: tf.Tensor, sequence: tf.Tensor) -> tf.Tensor:
         """Ends a step on a worker, see `WorkerSteps.finish`; returns what `first_step` does."""
         return tf.ensure_shape(unordered(call_registered(_FINISH, [number, sequence], [tf.int64]))[0], [2])
 
     def write(self, number: tf.Tensor, ps: int, place: int, value: tf.Tensor) -> tf.Tensor:
-        """Writes the worker's part of the parameters of a ps, 0, or of a slot of theirs."""
+        """Writes a part of the parameters of a ps, or of a slot, see `WorkerSteps.places`."""
         arguments = [number, tf.constant(ps), tf.constant(place), value]
         return unordered(call_registered(_WRITE, arguments, [tf.int64]))[0]
 

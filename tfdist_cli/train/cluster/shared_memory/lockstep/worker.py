@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from tfdist_cli.train.cluster.shared_memory.lockstep.factors import OwnFactors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import (
     ABORTED,
     ALLOWED,
@@ -71,32 +72,40 @@ class WorkerSteps:
             self._ps = [Content(_zeros(Content.bytes(layout, ps)), layout, ps) for ps in range(len(identities))]
         self._replayed = _NOTHING
         # Views are made once: to make them costs as much as to copy a small array.
-        self._means = [
-            [self._parts(own.means, ps)[turn] for ps, own in enumerate(self._ps)] for turn in range(layout.kept_means)
-        ]
         self._terms = [self._parts(own.gradients, ps) for ps, own in enumerate(self._ps)]
         self._written = [place for own in self._ps for place in own.gradient_of[worker]]
         self._reports = list(self._ps[0].reports[worker])
+        factors = [each for ps in range(len(self._ps)) for each in layout.factors_on(ps).values()]
+        turns = range(layout.kept_means)
+        self._means = [[self._parts(own.means, ps)[turn] for ps, own in enumerate(self._ps)] for turn in turns]
+        all_factors = [[places for own in self._ps for places in own.factors[turn]] for turn in turns]
+        self._received = [
+            [*means, *(each for own in found for each in (own.firsts[worker], own.second))]
+            for means, found in zip(self._means, all_factors, strict=True)
+        ]
+        """What `gradients` returns."""
+        self._own_factors = [
+            [OwnFactors(*each, worker) for each in zip(factors, own, strict=True)] for own in all_factors
+        ]
         self._saved = [
-            pair
-            for ps, own in enumerate(self._ps)
-            for pair in zip(self._parts(own.flat, ps), self._parts(own.saved, ps), strict=True)
+            pair for ps, own in enumerate(self._ps) for pair in zip(self._values(ps), self._saved_of(ps), strict=True)
         ]
 
     @property
     def places(self) -> list[np.ndarray]:
         """Of each ps the parameters and the state; then the worker's part of all parameters, and of their slots.
 
-        The parts have some values behind them. All are zeros in memory of this worker if a ps has ended.
+        The parts have some values behind them: first that of the parameters without factors, then some rows of each
+        matrix. All are zeros in memory of this worker if a ps has ended.
         """
-        found = []
-        for ps, own in enumerate(self._ps):
-            found += [*own.parameters, *own.state, *self._parts(own.flat, ps, ALIGNED // self._layout.dtype.itemsize)]
-        return found
+        more = ALIGNED // self._layout.dtype.itemsize
+        return [
+            each for ps, own in enumerate(self._ps) for each in (*own.parameters, *own.state, *self._values(ps, more))
+        ]
 
     def check_places(self, values: Sequence[np.ndarray]) -> None:
         """Raises an error if some values, of the parts of all ps, are not those in the memory."""
-        parts = [each for ps, own in enumerate(self._ps) for each in self._parts(own.flat, ps)]
+        parts = [each for ps in range(len(self._ps)) for each in self._values(ps)]
         if not self.is_over and not all(is_at(value, part) for value, part in zip(values, parts, strict=True)):
             raise RuntimeError("a variable of a worker has left the memory of its ps")
 
@@ -131,12 +140,16 @@ class WorkerSteps:
         Args:
             sequence: the step's.
             report: its report.
-            gradients: of the parameters of all ps.
+            gradients: of the parameters of all ps without factors, then the two factors of each other one.
         """
         if self.is_over or self._own[COMMITTED] >= sequence:
             return
-        for place, gradient in zip(self._written, gradients, strict=True):
+        whole, factors = gradients[: len(self._written)], gradients[len(self._written) :]
+        for place, gradient in zip(self._written, whole, strict=True):
             np.copyto(place, gradient.reshape(-1))
+        own = self._own_factors[sequence % len(self._own_factors)]
+        for places, first, second in zip(own, factors[::2], factors[1::2], strict=True):
+            places.write(first, second)
         np.copyto(self._reports[sequence % self._layout.kept], report)
         self._own.store(COMMITTED, sequence)
 
@@ -149,9 +162,9 @@ class WorkerSteps:
         """
         sequence = self._replayed
         if sequence >= self._own[COMMITTED]:
-            return 0, False, self._means[0]
+            return 0, False, self._received[0]
         self._replayed += 1
-        return self._count(sequence), True, self._means[sequence % len(self._means)]
+        return self._count(sequence), True, self._received[sequence % len(self._received)]
 
     def gradients(self, sequence: int) -> tuple[int, list[np.ndarray]]:
         """Waits until all workers have committed the gradients of a step.
@@ -160,15 +173,17 @@ class WorkerSteps:
             sequence: the step's.
 
         Returns:
-            How many updates there were before, and the means of the worker's part of the gradients of each ps. If the
-            run is over, both are of no use, as what they update.
+            How many updates there were before; and the means of the worker's part of the gradients of each ps, then for
+            each matrix the two factors of the mean of the worker's rows. If the run is over, both are of no use, as
+            what they update.
         """
-        means = self._means[sequence % len(self._means)]
+        turn = sequence % len(self._means)
+        means, received = self._means[turn], self._received[turn]
         try:
             for each in self._ps[0].workers:
                 self._await(each, COMMITTED, sequence)
         except _Over:
-            return 0, means
+            return 0, received
         for terms, mean in zip(self._terms, means, strict=True):
             _write_mean(terms, mean)
         if not self._worker:
@@ -178,7 +193,7 @@ class WorkerSteps:
                 np.copyto(saved, place)
             self._own.store(SAVED, sequence)
         self._own.store(UPDATING, sequence)
-        return self._count(sequence), means
+        return self._count(sequence), received
 
     def finish(self, sequence: int) -> tuple[int, int]:
         """Tells that the worker's part is updated, and waits until the next step may begin; see `begin`."""
@@ -190,8 +205,8 @@ class WorkerSteps:
         return self._next()
 
     def write(self, ps: int, place: int, value: np.ndarray) -> None:
-        """Writes the worker's part of the parameters of a ps, or of a slot."""
-        np.copyto(self._parts(self._ps[ps].flat, ps)[place], value.reshape(-1))
+        """Writes a part of the parameters of a ps, or of a slot, see `places`."""
+        np.copyto(self._values(ps)[place], value.reshape(-1))
 
     @property
     def _own(self) -> Words:
@@ -228,6 +243,23 @@ class WorkerSteps:
     def _parts(self, arrays: Sequence[np.ndarray], ps: int, more: int = 0) -> list[np.ndarray]:
         part = self._layout.part(ps, self._worker)
         return [each[part.start : part.stop + more] for each in arrays]
+
+    def _values(self, ps: int, more: int = 0) -> list[np.ndarray]:
+        """The worker's part of the parameters of a ps, and of their slots, see `places`."""
+        own = self._ps[ps]
+        return self._parts(own.flat, ps, more) + self._rows(own.matrices, ps, more)
+
+    def _saved_of(self, ps: int) -> list[np.ndarray]:
+        """Copies of them."""
+        own = self._ps[ps]
+        return self._parts(own.saved, ps) + self._rows(own.saved_matrices, ps)
+
+    def _rows(self, matrices: Sequence[Sequence[np.ndarray]], ps: int, more: int = 0) -> list[np.ndarray]:
+        found = []
+        for factors, own in zip(self._layout.factors_on(ps).values(), matrices, strict=True):
+            part, columns = factors.part(self._worker), factors.columns
+            found += [each[part.start * columns : part.stop * columns + more] for each in own]
+        return found
 
     def _assign_state(self, sequence: int) -> None:
         """Assigns the mean of the new values of all workers to the model's state, once more if it was done before."""

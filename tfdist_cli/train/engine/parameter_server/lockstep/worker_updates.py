@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep import words
+from tfdist_cli.train.cluster.shared_memory.lockstep.factors import Factors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER
@@ -35,6 +36,7 @@ from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, 
 from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
 from tfdist_cli.train.engine.parameter_server.transport import Pulled
 from tfdist_cli.train.engine.step_timer import StepTimer
+from tfdist_cli.train.model.trace.factors import factors_of
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import StoredParameter, is_elementwise, stored_parameters
 from tfdist_cli.train.tf_compat.control_flow import after, changes
@@ -139,6 +141,8 @@ class WorkerUpdateFunctions(LockstepFunctions):
         """The numbers of the parameters on each ps."""
         self._own_state = [self._on(device, self._state) for device in self.devices]
         """The numbers of its part of the model's state."""
+        self._factors = self._found_factors()
+        """Those of gradients, by the numbers of the parameters."""
         self._steps = Steps(self.devices, self._layout())
         self._counter = iterations(step.optimizer).value
         self.clear = lambda: None  # nothing is stored
@@ -154,15 +158,28 @@ class WorkerUpdateFunctions(LockstepFunctions):
     def _layout(self) -> StepLayout:
         parameters = [[_array(self._stored[number].shards[0]) for number in own] for own in self._own]
         state = [[_array(self._state[number]) for number in own] for own in self._own_state]
-        place = {number: (ps, index) for ps, own in enumerate(self._own_state) for index, number in enumerate(own)}
+        place, place_of_state = _places(self._own), _places(self._own_state)
         report = Array(np.dtype(np.float64), self.layout.size)
         return StepLayout(
             Layout(parameters, state, report),
             len(self._stored[0].slots),
             self._workers,
             2 + self.layout.metrics,
-            [place[number] for number in self.store.context.assigned],
+            [place_of_state[number] for number in self.store.context.assigned],
+            {place[number]: factors for number, factors in self._factors.items()},
         )
+
+    def _found_factors(self) -> dict[int, Factors]:
+        """The factors of the gradients, where they take their place, in the order of the parameters on the ps."""
+        context, found = self.store.context, {}
+        examples = context.step.factored(context.element_spec)
+        for number in (number for own in self._own for number in own if number in examples):
+            shard = self._stored[number].shards[0]
+            rows, columns = shard.shape
+            factors = Factors(examples[number], rows, columns, self._workers, shard.dtype.size)
+            if factors.suit:
+                found[number] = factors
+        return found
 
     def _variables(self, ps: int) -> list[Any]:
         """The variables on a ps: its parameters, their slots, and the state."""
@@ -262,14 +279,17 @@ class WorkerUpdateFunctions(LockstepFunctions):
                 self._steps.read(ps[number], self._variables(number))
 
     def local_parts(self, number: tf.Tensor, places: Sequence[Places]) -> list[StoredParameter]:
-        """Returns a worker's part of the parameters of each ps, which the kernel of one parameter updates."""
+        """Returns the parts of a worker of the parameters of each ps: the kernel updates each like a parameter."""
         found = []
         for ps, own in enumerate(places):
-            flat, *slots = [
-                flat_variable_at(place, partial(self._steps.write, number, ps, index))
-                for index, place in enumerate(own.parts)
-            ]
-            found.append(StoredParameter(self._stored[self._own[ps][0]].variable, [flat], [[slot] for slot in slots]))
+            variable = self._stored[self._own[ps][0]].variable
+            for part, copies in enumerate(own.parts):
+                begin = part * len(copies)
+                flat, *slots = [
+                    flat_variable_at(place, partial(self._steps.write, number, ps, begin + index))
+                    for index, place in enumerate(copies)
+                ]
+                found.append(StoredParameter(variable, [flat], [[slot] for slot in slots]))
         return found
 
     def in_order(self, places: Sequence[Places]) -> tuple[Tensors, Tensors]:
@@ -285,9 +305,18 @@ class WorkerUpdateFunctions(LockstepFunctions):
         )
 
     def sent(self, gradients: Sequence[Any], pulled: Pulled) -> Tensors:
-        """A worker's gradients in the order of the ps."""
-        whole = [each[0] for each in self.store.context.transport.whole_gradients(gradients, pulled) if each]
-        return [whole[number] for own in self._own for number in own]
+        """A worker's gradients in the order of the ps, then the factors of those that have some."""
+        summed = [None if number in self._factors else each for number, each in enumerate(gradients)]
+        whole = self.store.context.transport.whole_gradients(summed, pulled)
+        numbers = [number for own in self._own for number in own]
+        return [each for number in numbers for each in whole[number] or ()] + [
+            factor for number in self._factors for factor in factors_of(gradients[number]) or ()
+        ]
+
+    @property
+    def count_of_factors(self) -> int:
+        """How many gradients are sent as factors."""
+        return len(self._factors)
 
     @property
     def steps(self) -> Steps:
@@ -349,11 +378,11 @@ class _Worker:
             timer.end("pull", pulled.values)
             own = StepNumbers(self._numbers[0], functions.step_number(token), self._numbers[3:])
             result, report = functions.store.train(read, own, pulled.values, state, [token])
-            timer.end("compute", result.gradients)
+            sent = functions.sent(result.gradients, pulled)
+            timer.end("compute", sent)
         # Whatever uses the values where they are has to have done so.
         report = after(tf.concat([report, *_sum(timer.totals(), before)], axis=0), made)
         following = StepTimer(functions.store.measures_phases, *timer.last_time)
-        sent = functions.sent(result.gradients, pulled)
         token = self._update(Token(token).sequence, report, sent, following)
         return [token, *following.last_time, *following.totals()]
 
@@ -374,7 +403,7 @@ class _Worker:
         return found
 
     def _apply(self, count: tf.Tensor, means: Tensors) -> list[tf.Operation]:
-        """Updates the worker's part with the means of gradients; returns what does so."""
+        """Updates the worker's parts with the means of gradients; returns what does so."""
         with changes() as made, tf.control_dependencies([count]):
             self._context.apply_to(self._parts, [[each] for each in means], count, self._rate)
         return made
@@ -398,6 +427,11 @@ class _Worker:
 
 def _goes_on(token: tf.Tensor, *_: Any) -> tf.Tensor:
     return Token(token).kind != IS_OVER
+
+
+def _places(numbers: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Where each number is: the number of the ps, and the place there."""
+    return {number: (ps, place) for ps, own in enumerate(numbers) for place, number in enumerate(own)}
 
 
 def _steps_of(kind: StepKind, size: int) -> int:
