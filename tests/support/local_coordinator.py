@@ -11,7 +11,7 @@ from tensorflow.python.distribute.coordinator.remote_value import RemoteValueSta
 from tfdist_cli.train.engine.parameter_server import context, engine, gradient_store
 from tfdist_cli.train.engine.parameter_server.asynchronous import executions
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
-from tfdist_cli.train.engine.parameter_server.lockstep import token_queues, worker_updates
+from tfdist_cli.train.engine.parameter_server.lockstep import token_queues, updates
 from tfdist_cli.train.engine.parameter_server.quorum import functions, queues
 from tfdist_cli.train.model.train_step import ModelStep
 
@@ -103,12 +103,14 @@ class LocalCoordinator:
 
 
 class Functions:
-    """A worker here finds the concrete function itself."""
+    """A worker here finds the concrete function itself, which is traced before."""
 
-    def __init__(self, _):
-        pass
+    def __init__(self, strategy):
+        self._strategy = strategy
 
-    def of(self, function, _):
+    def of(self, function, args):
+        with self._strategy.scope():
+            function.get_concrete_function(*(arg[0].value if isinstance(arg, PerWorker) else arg for arg in args))
         return function
 
 
@@ -137,8 +139,9 @@ def local_engine(monkeypatch, strategy, build, data, rules, *, workers=2):
     for name in ("clear_failure", "reserve_function_table"):
         monkeypatch.setattr(engine, name, lambda *_: None)
     monkeypatch.setattr(engine, "per_worker_iterators", lambda remotes, *_: PerWorker(remotes.values()))
-    monkeypatch.setattr(executions, "ConcreteFunctions", Functions)
-    for module in (context, engine, gradient_store, functions, queues, token_queues, worker_updates):
+    for module in (executions, updates):
+        monkeypatch.setattr(module, "ConcreteFunctions", Functions)
+    for module in (context, engine, gradient_store, functions, queues, token_queues):
         monkeypatch.setattr(module, "CHIEF_DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
     with strategy.scope():
         model = build()

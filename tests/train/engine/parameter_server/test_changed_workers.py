@@ -8,7 +8,7 @@ from tests.support.local_coordinator import LocalWorker, NoPause, local_engine
 from tfdist_cli.spec.sections.updates import LearningRate, Updates
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
-from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory
+from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory, worker_updates
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import SharedLockstepFunctions
 from tfdist_cli.train.engine.parameter_server.workers import Workers
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
@@ -58,6 +58,7 @@ def test_an_update_takes_the_gradients_of_the_workers_of_now(updates, servers, m
 def shares_memory(monkeypatch):
     """Lets all tasks of the start share memory."""
     monkeypatch.setattr(ParameterServerEngine, "_share_memory", lambda self: True)
+    monkeypatch.setattr(worker_updates, "opens_memory", lambda _: True)
     monkeypatch.setattr(shared_memory, "ps_devices", lambda _: ["/job:localhost/replica:0/task:0/device:CPU:0"])
 
 

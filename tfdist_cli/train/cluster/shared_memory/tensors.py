@@ -6,6 +6,7 @@ the ps the worker's, or if there is no memory for a buffer, the message is the d
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.buffers import MESSAGE_BYTES, BufferReader, Buffers
-from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES, SWITCH, OthersMemory
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
 _IDENTITY, _MEET, _ADMIT, _SETTLE = "buffers_identity", "buffers_meet", "buffers_admit", "buffers_settle"
@@ -121,6 +122,26 @@ def meeting(worker: int, devices: Sequence[str]) -> Callable[[], tf.Tensor]:
         return tf.reshape(_called(_SETTLE, [tf.stack(answers)], tf.bool), [])
 
     return tf.function(meet, autograph=False)
+
+
+def opens_memory(devices: Sequence[str]) -> bool:
+    """Whether this task can open the memory of other tasks.
+
+    Args:
+        devices: theirs.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return False
+
+    def ask() -> list[tf.Tensor]:
+        identities = []
+        for device in devices:
+            with tf.device(device):
+                identities.append(_called(_IDENTITY, [tf.constant(0)], tf.uint8))
+        return identities
+
+    identities = tf.function(ask, autograph=False).get_concrete_function()()
+    return all(OthersMemory.opened(identity.numpy().tobytes()) for identity in identities)
 
 
 def on_one_host(addresses: Sequence[str]) -> bool:

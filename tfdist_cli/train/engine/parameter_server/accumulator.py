@@ -62,6 +62,24 @@ class Accumulator:
             self.loss_of[name] += report.loss
             self.staleness[name].append(updates_behind)
 
+    def updates_of_all(self, losses: np.ndarray, examples: np.ndarray, metrics: np.ndarray) -> None:
+        """Counts updates that each take a gradient of all workers, whose parameters were not behind.
+
+        Args:
+            losses: of the steps, float64, shape (updates, workers).
+            examples: likewise.
+            metrics: likewise, shape (updates, workers, numbers).
+        """
+        for counted in metrics.sum(axis=1):
+            self.metrics = self.following(self.metrics, counted)
+        self.losses += np.average(losses, axis=1, weights=examples if self.by_examples else None).tolist()
+        for worker, (loss, count) in enumerate(zip(losses.sum(axis=0).tolist(), examples.sum(axis=0), strict=True)):
+            name = f"worker:{worker}"
+            self.steps[name] += len(losses)
+            self.examples[name] += int(count)
+            self.loss_of[name] += loss
+            self.staleness[name] += [0] * len(losses)
+
     def execution(self, votes: int, gap: int) -> Execution:
         """Returns the sums as an execution."""
         reports = {

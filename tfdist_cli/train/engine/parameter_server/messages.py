@@ -95,6 +95,16 @@ class ReportLayout:
         states = reports[:, begin : begin + self.state] * weights[:, None]
         return tf.reduce_sum(states, axis=0) / tf.reduce_sum(weights)
 
+    def split(self, reports: np.ndarray) -> list[np.ndarray]:
+        """Returns the losses, examples, metrics and phases of packed reports on the chief.
+
+        Args:
+            reports: shape (…, numbers); numbers behind them are left out.
+        """
+        state, phases = 2 + self.metrics, 2 + self.metrics + self.state
+        own = reports[..., 2:state], reports[..., phases : phases + self.phases]
+        return [reports[..., 0], reports[..., 1], *own]
+
     def unpack(self, worker: int, numbers: np.ndarray) -> StepReport:
         """Unpacks a worker's report on the chief; numbers behind it are left out."""
         loss, examples = numbers[:2].tolist()

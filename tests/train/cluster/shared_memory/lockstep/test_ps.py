@@ -1,9 +1,6 @@
-"""A ps lets workers take steps ahead, and reads their reports."""
+"""A ps keeps the values of its variables in memory while workers take steps."""
 
 import gc
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,10 +8,9 @@ import pytest
 from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.lockstep import memory, ps
-from tfdist_cli.train.cluster.shared_memory.lockstep.memory import ALLOWED, END, REPORTED, UPDATED, WANTED, StepLayout
+from tfdist_cli.train.cluster.shared_memory.lockstep import memory
+from tfdist_cli.train.cluster.shared_memory.lockstep.memory import ALLOWED, StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted, PsSteps
-from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
 from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, OthersMemory
 
 FLOATS, DOUBLES, INTEGERS = (np.dtype(each) for each in (np.float32, np.float64, np.int64))
@@ -26,7 +22,6 @@ LAYOUT = StepLayout(
     assigned=[],
 )
 FIRST, COUNT = 1000, 7
-WORKERS = range(LAYOUT.workers)
 
 
 @pytest.fixture
@@ -59,79 +54,10 @@ def add_one(own):
         np.add(place, 1, out=place)
 
 
-def take(own, number, sequence, tells=True):
-    """Does for a worker what the ps sees of a step."""
-    content = own._content
-    content.reports[number, sequence % LAYOUT.kept] = sequence, number
-    content.workers[number].store(UPDATED, sequence)
-    if tells and sequence >= content.numbers[WANTED]:
-        content.workers[number].store(REPORTED, sequence)
-
-
-def work(own, number, first=FIRST):
-    """Takes steps as they are allowed; returns the sequence number at the end."""
-    numbers, sequence = own._content.numbers, first
-    while True:
-        seen = numbers[ALLOWED]
-        if sequence >= numbers[END]:
-            return sequence
-        if seen > sequence:
-            take(own, number, sequence)
-            sequence += 1
-        else:
-            numbers.sleep(ALLOWED, seen, 60)
-
-
-def reports_of(begin, end):
-    return [[[sequence, number] for number in WORKERS] for sequence in range(begin, end)]
-
-
-@pytest.mark.parametrize("chunks", [[1], [2, 3], [1, 1, 1], [20], [7, 1, 12]])
-def test_the_reports_of_all_steps_arrive_in_order(few_reports, own, chunks):
-    """A ps that keeps those of three steps collects those of many."""
-    own.begin(FIRST, COUNT, FIRST + chunks[0], variables_of(1))
-    with ThreadPoolExecutor(2) as pool:
-        working = [pool.submit(work, own, number) for number in WORKERS]
-        done, allowed = FIRST, FIRST + chunks[0]
-        for index in range(len(chunks)):
-            following = allowed + sum(chunks[index + 1 : index + 2])
-            reports = own.collect(done, allowed - done, following, ends=index + 1 == len(chunks))
-            assert reports.tolist() == reports_of(done, allowed)
-            done, allowed = allowed, following
-        assert [each.result() for each in working] == [done] * 2
-
-
 @pytest.mark.parametrize(("steps", "allowed"), [(0, 0), (1, 1), (3, 3), (4, 3), (50, 3)])
 def test_workers_may_be_as_many_steps_ahead_as_reports_are_kept(few_reports, own, steps, allowed):
     own.begin(FIRST, COUNT, FIRST + steps, variables_of(1))
     assert own._content.numbers[ALLOWED] == FIRST + allowed
-
-
-def test_more_steps_are_allowed_before_those_are_done(own):
-    own.begin(FIRST, COUNT, FIRST + 1, variables_of(1))
-    with ThreadPoolExecutor(1) as pool:
-        collected = pool.submit(own.collect, FIRST, 1, FIRST + 5, ends=False)
-        numbers = own._content.numbers
-        while (seen := numbers[ALLOWED]) < FIRST + 5:
-            numbers.sleep(ALLOWED, seen, 60)
-        for number in WORKERS:
-            take(own, number, FIRST)
-        assert collected.result().tolist() == reports_of(FIRST, FIRST + 1)
-    assert numbers[END] > FIRST + 1000
-
-
-def test_a_step_of_which_nobody_has_told_is_found(own, monkeypatch):
-    """The worker was killed when it had updated its part, and its next process waits for the next step."""
-    monkeypatch.setattr(ps, "_CHECK_SECONDS", 0.01)
-    own.begin(FIRST, COUNT, FIRST + 1, variables_of(1))
-    waits, sleep = threading.Event(), Words.sleep
-    monkeypatch.setattr(Words, "sleep", lambda *arguments: (waits.set(), sleep(*arguments)))
-    with ThreadPoolExecutor(1) as pool:
-        collected = pool.submit(own.collect, FIRST, 1, FIRST + 1, ends=True)
-        assert waits.wait(30)
-        for number in WORKERS:
-            take(own, number, FIRST, tells=False)
-        assert collected.result().tolist() == reports_of(FIRST, FIRST + 1)
 
 
 def test_variables_that_were_assigned_are_taken_and_the_others_are_not_copied_again(own):
@@ -161,22 +87,12 @@ def test_what_is_read_are_copies_and_what_was_assigned_meanwhile_stays(own):
     assert all(set(each) == {77} for each in stored(own))
 
 
-def test_a_ps_that_waits_ends_when_the_run_is_aborted(own, monkeypatch):
-    monkeypatch.setattr(ps, "_CHECK_SECONDS", 60)
+def test_a_run_that_was_aborted_goes_not_on(own):
     own.begin(FIRST, COUNT, FIRST + 1, variables_of(1))
-    waits, sleep = threading.Event(), Words.sleep
-    monkeypatch.setattr(Words, "sleep", lambda *arguments: (waits.set(), sleep(*arguments)))
-    with ThreadPoolExecutor(1) as pool:
-        collected = pool.submit(own.collect, FIRST, 1, FIRST + 1, ends=True)
-        assert waits.wait(30)
-        until = time.monotonic() + 30
-        while not collected.done() and time.monotonic() < until:
-            own.abort()  # again, as the wait may begin after a call
-        assert collected.done()
-        with pytest.raises(Aborted):
-            collected.result()
+    own.check()
+    own.abort()
     with pytest.raises(Aborted):
-        own.collect(FIRST, 1, FIRST + 1, ends=True)
+        own.check()
     with pytest.raises(Aborted):
         own.begin(FIRST + 100, COUNT, FIRST + 101, variables_of(1))
 

@@ -13,6 +13,7 @@ from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep import step_operations
+from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import UPDATED, StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Steps
 from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
@@ -43,6 +44,7 @@ class Run:
         self.layout = layout_of(servers)
         self.steps = Steps(["CPU:0"] * servers, self.layout)
         self.ps = self.steps.opened()
+        self.chief = self.steps.of_chief(self.ps)
         self.variables = [
             [
                 *(tf.Variable(tf.ones(shape)) for shape in shapes),
@@ -61,7 +63,7 @@ class Run:
         assert [int(each) for each in begin()] == [first] * len(self.variables)
 
     def collect(self, first, count, allowed, *, ends):
-        return self.steps.collect(self.ps[0], tf.constant([first, count, allowed, ends], tf.int64)).numpy()
+        return self.chief.collect(first, count, allowed, ends=ends)
 
     def read(self):
         tf.function(
@@ -284,19 +286,20 @@ def test_workers_end_when_a_run_is_aborted(process):
     run = Run()
     workers = [run.worker(number) for number in range(2)]
     run.begin(FIRST + 2)
+    run.steps.check(run.ps)
     with ThreadPoolExecutor(2) as pool:
         working = [pool.submit(each) for each in workers]
         run.collect(FIRST, 2, FIRST + 2, ends=False)
         for each in process._of_ps.values():  # by an operation, it would be a third function at once
             each.abort()
         assert [each.result()[1].numpy().tolist() for each in working] == [[FIRST + 2, IS_OVER]] * 2
-    with pytest.raises(tf.errors.UnknownError):
+    with pytest.raises(NoMoreSteps):
         run.collect(FIRST, 2, FIRST + 2, ends=True)
     for _ in range(2):
         run.steps.abort(run.ps)
     assert not process._of_ps
     for call in (
-        lambda: run.collect(FIRST, 2, FIRST + 2, ends=True),
+        lambda: run.steps.check(run.ps),
         lambda: run.begin(FIRST + 2),
         run.read,
     ):

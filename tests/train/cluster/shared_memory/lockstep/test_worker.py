@@ -12,10 +12,11 @@ import pytest
 from tests.support.descriptors import opened
 from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.lockstep import memory, ps, worker
+from tfdist_cli.train.cluster.shared_memory.lockstep import chief, memory, worker
+from tfdist_cli.train.cluster.shared_memory.lockstep.chief import ChiefSteps, NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.factors import Factors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import COMMITTED, SAVED, UPDATED, Content, StepLayout
-from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted, PsSteps
+from tfdist_cli.train.cluster.shared_memory.lockstep.ps import PsSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER, MAY_BEGIN, WorkerSteps
 from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, IDENTITY_BYTES, NONCE_BYTES
@@ -268,6 +269,7 @@ class Cluster:
         self.layout = layout
         self.servers = [PsSteps(number, layout) for number in range(len(layout.arrays.values))]
         self.identities = [each.identity for each in self.servers]
+        self.chief = ChiefSteps(layout, self.identities)
         self.variables = [initial(layout, number) for number in range(len(self.servers))]
 
     def begin(self, first=FIRST, allowed=FIRST, count=COUNT):
@@ -280,7 +282,7 @@ class Cluster:
             working = [pool.submit(self._guarded, each, first) for each in tasks]
             try:
                 reports = self._collected(chunks, first, count)
-            except Aborted:
+            except NoMoreSteps:
                 for each in working:
                     each.result()
                 raise
@@ -300,7 +302,7 @@ class Cluster:
         self.begin(first, allowed, count)
         for index in range(len(chunks)):
             ends, following = index + 1 == len(chunks), allowed + sum(chunks[index + 1 : index + 2])
-            found.append(self.servers[0].collect(done, allowed - done, following, ends=ends))
+            found.append(self.chief.collect(done, allowed - done, following, ends=ends))
             done, allowed = allowed, following
         return np.concatenate(found)
 
@@ -391,7 +393,7 @@ KILLED_IN_AN_UPDATE = ["updating", "updated"]
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_that_is_started_again_changes_nothing(cluster_of, monkeypatch, moment, step, number):
     """Wherever it is killed, and however many updates there were since its part was saved."""
-    monkeypatch.setattr(ps, "_CHECK_SECONDS", 0.01)  # nobody tells of the last step of a process that was killed
+    monkeypatch.setattr(chief, "_CHECK_SECONDS", 0.01)  # nobody tells of the last step of a process that was killed
     cluster = cluster_of(2)
     assert cluster.layout.kept_means == 4
     tasks = [Task(cluster, each, [(moment, FIRST + step)] if each == number else ()) for each in range(2)]
@@ -412,7 +414,7 @@ def test_a_worker_that_is_started_again_changes_nothing(cluster_of, monkeypatch,
 )
 def test_workers_that_are_killed_many_times_change_nothing(cluster_of, monkeypatch, few_reports, kills, apart):
     """Each of them is, in the same steps or some steps later."""
-    monkeypatch.setattr(ps, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(chief, "_CHECK_SECONDS", 0.01)
     cluster = cluster_of(3)
     own = [[(moment, FIRST + step + apart * number) for moment, step in kills] for number in range(3)]
     tasks = [Task(cluster, number, each) for number, each in enumerate(own)]
@@ -423,7 +425,7 @@ def test_workers_that_are_killed_many_times_change_nothing(cluster_of, monkeypat
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_that_was_started_again_takes_part_in_later_runs(cluster_of, monkeypatch, moment):
     """What was replayed in a run is not in the next one."""
-    monkeypatch.setattr(ps, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(chief, "_CHECK_SECONDS", 0.01)
     cluster = cluster_of(2)
     tasks = [Task(cluster, 0), Task(cluster, 1, [(moment, FIRST + 1)])]
     check_run(cluster, tasks, [3])

@@ -10,8 +10,10 @@ import tensorflow as tf
 from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
 from tfdist_cli.train.cluster.shared_memory.lockstep import step_operations, words
+from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import WorkerSteps
+from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
@@ -60,6 +62,7 @@ def engine_of(monkeypatch, servers):
     monkeypatch.setattr(shared_memory, "ps_devices", lambda _: [HERE])
     monkeypatch.setattr(Workers, "share_memory_among", lambda self, workers: True)
     step_operations.register()
+    monkeypatch.setattr(worker_updates, "opens_memory", lambda _: True)
     strategy = servers(1)
 
     def made(build, updates=None, drop_remainder=True, **rules):
@@ -184,6 +187,7 @@ def test_other_trainings_do_not_suit(build, rules, engine_of):
     [
         (Workers, "most", 2),  # one that joins may be on another host
         (words, "supported", lambda: False),
+        (worker_updates, "opens_memory", lambda _: False),  # the chief is in another container
         (ParameterServerContext, "updates_divide", False),
         (ModelStep, "reads_optimizers", lambda *_: True),
         (ModelStep, "trains_all", lambda *_: False),  # what has no gradient would be updated with 0
@@ -196,24 +200,53 @@ def test_other_clusters_and_parameters_do_not_suit(owner, name, value, engine_of
 
 def test_an_order_is_executed_in_turn_and_memory_is_opened_once(monkeypatch):
     monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
-    calls = []
+    calls, ps = [], tf.reshape(tf.range(2 * IDENTITY_BYTES), [2, IDENTITY_BYTES])
 
     class Steps:
         def opened(self):
             calls.append("opened")
-            return "identities"
+            return tf.cast(ps, tf.uint8)
+
+        def of_chief(self, ps):
+            calls.append("of chief")
 
         def abort(self, ps):
-            calls.append(ps)
+            calls.append("aborted")
 
     orders = StepOrders(Steps())
     for run in range(2):
         orders.start(run * RUN)
         orders.order(StepKind.CHUNK)
-    assert orders.handles[1] == orders.of(0)["ps"][0] == "identities"
     assert [orders.kinds.get() for _ in range(2)] == [StepKind.CHUNK] * 2
+    assert np.array(orders.numbers, np.int64).view(np.uint8).tolist() == orders.handles[1].numpy().reshape(-1).tolist()
+    assert orders.of(0) == {}
     orders.abort(1)
-    assert calls == ["opened", "identities"]
+    assert calls == ["opened", "of chief", "aborted"]
+
+
+def test_what_is_collected_of_a_run_that_was_aborted_is_an_error_of_the_ps(monkeypatch):
+    monkeypatch.setattr(token_queues, "CHIEF_DEVICE", HERE)
+
+    class Steps:
+        def opened(self):
+            return tf.zeros([1, IDENTITY_BYTES], tf.uint8)
+
+        def of_chief(self, ps):
+            return self
+
+        def collect(self, first, count, allowed, *, ends):
+            raise NoMoreSteps
+
+        def check(self, ps):
+            raise tf.errors.UnavailableError(None, None, "the ps is lost")
+
+        def abort(self, ps):
+            pass
+
+    orders = StepOrders(Steps())
+    orders.start(RUN)
+    with pytest.raises(tf.errors.UnavailableError):
+        orders.report(0, 1, 2, ends=True)
 
 
 def test_a_run_that_is_aborted_is_followed_by_one_in_new_memory(engine_of, monkeypatch):

@@ -26,12 +26,8 @@ from tfdist_cli.train.cluster.shared_memory.lockstep.memory import (
     Content,
     StepLayout,
 )
-from tfdist_cli.train.cluster.shared_memory.lockstep.words import fence
 from tfdist_cli.train.cluster.shared_memory.memory import ALIGNED, NONCE_BYTES, Region
 from tfdist_cli.train.cluster.shared_memory.stored import StoredValues
-
-_CHECK_SECONDS = 1.0
-"""How often a ps that waits looks whether the run was aborted: nobody wakes it but for the steps that it waits for."""
 
 
 class Aborted(Exception):
@@ -73,7 +69,7 @@ class PsSteps:
         Raises:
             Aborted: it was aborted.
         """
-        self._check()
+        self.check()
         self._stored.write(variables)
         for worker in self._content.workers:
             for word in (COMMITTED, UPDATING, UPDATED, REPORTED):
@@ -87,45 +83,6 @@ class PsSteps:
         numbers.store(FIRST, first)
         numbers.store(BEGUN, numbers[BEGUN] + 1)
 
-    def collect(self, first: int, count: int, allowed: int, *, ends: bool) -> np.ndarray:
-        """Waits on the leader until all workers have taken some steps.
-
-        Args:
-            first: the sequence number of the first step.
-            count: how many.
-            allowed: the sequence number before which steps may be taken now.
-            ends: whether the run ends there.
-
-        Returns:
-            The reports, shape (steps, workers, numbers).
-
-        Raises:
-            Aborted: the run was aborted.
-        """
-        if ends:
-            self._content.numbers.store(END, allowed)
-        found = []
-        for begin in range(first, first + count, half := max(1, self._kept // 2)):
-            end = min(begin + half, first + count)
-            limit = min(allowed, begin + self._kept)
-            # Workers that wait for the next step look again whether there is one, if the number is larger.
-            self._content.numbers.store(ALLOWED, limit + (ends and limit == allowed))
-            self._await_steps(end - 1)
-            found.append(self._content.reports[:, np.arange(begin, end) % self._kept])
-        return np.concatenate(found, axis=1).swapaxes(0, 1)
-
-    def _await_steps(self, last: int) -> None:
-        """Waits until all workers have taken a step."""
-        self._content.numbers.store(WANTED, last)
-        for worker in self._content.workers:
-            while True:
-                self._check()
-                told = worker[REPORTED]
-                fence()
-                if worker[UPDATED] >= last:
-                    break
-                worker.sleep(REPORTED, told, _CHECK_SECONDS)
-
     def read(self, variables: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Returns copies of what is in the memory now, for the variables, when all steps are taken.
 
@@ -135,7 +92,7 @@ class PsSteps:
         return self._stored.read(variables)
 
     def abort(self) -> None:
-        """Ends the run: workers take no more steps, and `collect` fails. Any thread may call it."""
+        """Ends the run: workers take no more steps. Any thread may call it."""
         self._content.numbers.store(ABORTED, 1)
         for word in (BEGUN, ALLOWED):
             self._content.numbers.wake(word)
@@ -150,6 +107,11 @@ class PsSteps:
                 self._is_closed = True
                 os.close(self._descriptor)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Looks whether the run goes on.
+
+        Raises:
+            Aborted: it was aborted.
+        """
         if self._content.numbers[ABORTED]:
             raise Aborted

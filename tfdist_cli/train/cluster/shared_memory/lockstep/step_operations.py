@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.lockstep.chief import ChiefSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted, PsSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import WorkerSteps
@@ -20,7 +21,7 @@ from tfdist_cli.train.cluster.shared_memory.stored import values_of
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
 
-_OPEN, _BEGIN, _COLLECT, _READ, _ABORT = (f"steps_{name}" for name in ("open", "begin", "collect", "read", "abort"))
+_OPEN, _BEGIN, _CHECK, _READ, _ABORT = (f"steps_{name}" for name in ("open", "begin", "check", "read", "abort"))
 _JOIN, _PLACES, _FIRST, _REPLAY, _WRITE, _LEAVE = (
     f"steps_{name}" for name in ("join", "places", "first", "replay", "write", "leave")
 )
@@ -42,7 +43,7 @@ class _Process:
         """Lets operations of this process call these functions."""
         register_python(_OPEN, self._open)
         register_python(_BEGIN, self._begin)
-        register_python(_COLLECT, self._collect)
+        register_python(_CHECK, self._check)
         register_python(_READ, self._read)
         register_python(_ABORT, self._abort)
         register_python(_JOIN, self._join)
@@ -74,9 +75,9 @@ class _Process:
         self._steps(own).begin(int(first), int(count), int(allowed), variables)
         return first
 
-    def _collect(self, own: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        first, count, allowed, ends = numbers.tolist()
-        return self._steps(own).collect(first, count, allowed, ends=bool(ends))
+    def _check(self, own: np.ndarray) -> np.ndarray:
+        self._steps(own).check()
+        return np.array(True)
 
     def _read(self, own: np.ndarray, *variables: np.ndarray) -> Sequence[np.ndarray]:
         return self._steps(own).read(variables)
@@ -204,13 +205,34 @@ class Steps:
         Args:
             ps: what `opened` has returned.
         """
+        self._call_on_each(ps, _ABORT)
 
+    def check(self, ps: tf.Tensor) -> None:
+        """Looks on each ps whether the run goes on.
+
+        Args:
+            ps: what `opened` has returned.
+
+        Raises:
+            tf.errors.OpError: a ps is lost, or the run was aborted.
+        """
+        self._call_on_each(ps, _CHECK)
+
+    def _call_on_each(self, ps: tf.Tensor, function: str) -> None:
         def call() -> None:
             for number, device in enumerate(self._devices):
                 with tf.device(device):
-                    unordered(call_registered(_ABORT, [ps[number]], [tf.bool]))
+                    unordered(call_registered(function, [ps[number]], [tf.bool]))
 
         tf.function(call, autograph=False).get_concrete_function()()
+
+    def of_chief(self, ps: tf.Tensor) -> ChiefSteps:
+        """Opens the memory on the chief.
+
+        Args:
+            ps: what `opened` has returned.
+        """
+        return ChiefSteps(self._layout, [own.tobytes() for own in ps.numpy()])
 
     def begin(self, own: tf.Tensor, first: tf.Tensor, count: tf.Tensor, allowed: tf.Tensor, variables: Any) -> Any:
         """Begins a run on a ps, called on it; see `PsSteps.begin`. Returns the first sequence number, when it is done.
@@ -225,19 +247,6 @@ class Steps:
         arguments = [own, first, count, allowed, *values_of(variables)]
         (done,) = unordered(call_registered(_BEGIN, arguments, [tf.int64]))
         return tf.ensure_shape(done, [])
-
-    def collect(self, own: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-        """Waits on the leader for some steps, called on it.
-
-        Args:
-            own: the identity of the ps.
-            numbers: the arguments of `PsSteps.collect`, int64, shape (4,).
-
-        Returns:
-            The reports, float64, shape (steps, workers, numbers).
-        """
-        (reports,) = unordered(call_registered(_COLLECT, [own, numbers], [tf.float64]))
-        return tf.ensure_shape(reports, [None, self._layout.workers, self._layout.arrays.report.size])
 
     def read(self, own: tf.Tensor, variables: Sequence[Any]) -> None:
         """Assigns copies of what is in the memory of a ps to its variables, called on it.

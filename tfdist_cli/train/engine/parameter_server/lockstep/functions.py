@@ -52,7 +52,7 @@ class LockstepFunctions:
             an update's seconds, if measured.
         work: for a chunk's number of steps a worker's function. Its arguments: the iterator; the worker's number, the
             run's first sequence number, whether the iterator is this worker's alone, and
-            `ParameterServerContext.counts`; `TokenQueues.of`.
+            `ParameterServerContext.counts` and `Orders.numbers`; `TokenQueues.of`.
         updates: for a chunk's number of updates the function that applies them until the end is ordered. Its
             arguments: `TokenQueues.handles`; the run's first sequence number.
         clear: drops the gradients that lost workers have stored and not committed.

@@ -57,6 +57,11 @@ class Orders(ABC):
     def handles(self) -> Handles:
         """The arguments of the function that applies updates."""
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Further numbers for a worker's function: to send it another tensor takes another message."""
+        return ()
+
     @abstractmethod
     def of(self, worker: int) -> Handles:
         """The arguments of a worker's function."""

@@ -10,7 +10,7 @@ applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
@@ -40,7 +40,7 @@ from tfdist_cli.train.engine.parameter_server.worker_functions import (
     try_briefly,
 )
 from tfdist_cli.train.engine.step_timer import wait_as_update
-from tfdist_cli.train.tf_compat.coordinator import are_per_worker
+from tfdist_cli.train.tf_compat.coordinator import ConcreteFunctions, are_per_worker
 from tfdist_cli.train.tf_compat.exit_hooks import GRACE_SECONDS, end_at_exit
 
 _ORDERS_IN_FLIGHT = 2
@@ -65,6 +65,7 @@ class LockstepUpdates:
         self._sizes = _batch_sizes(context)
         self.functions: LockstepFunctions = self._functions(before.functions if before else None)
         self.pace: ArrivalPacing = before.pace if before else ArrivalPacing()
+        self._concrete = ConcreteFunctions(context.coordinator.strategy)
         self._queues: Orders | None = None
         """None before the first run, and after one that was aborted."""
 
@@ -100,7 +101,7 @@ class LockstepUpdates:
             self._context.rehearsal(
                 worker,
                 self.functions.work(size),
-                (iterators, self._numbers(place, sequence, iterators), queues.of(place)),
+                self._arguments(place, queues, iterators, sequence),
             )
             for place, worker in enumerate(workers)
         ]
@@ -115,27 +116,44 @@ class LockstepUpdates:
         with context.coordinator.strategy.scope():
             self.functions.begin()
             queues.start(sequence)
-        functions = WorkerFunctions(workers, partial(self._start, queues, iterators, size, sequence))
+        # It is traced before the functions of the ps, which depend on what workers send.
+        function = self._concrete.of(self.functions.work(size), self._arguments(0, queues, iterators, sequence))
+        start = partial(WorkerFunctions, workers, partial(self._start, function, queues, iterators, sequence))
         self.pace.begin()
         with self._receiving(queues) as messages, self._updating(queues, messages, size, sequence):
-            yield from self._executions(queues, functions, messages, range(first, first + steps), size, pause)
+            functions = yield from self._executions(queues, start, messages, range(first, first + steps), size, pause)
         functions.join()
         with context.coordinator.strategy.scope():
             self.functions.clear()
 
-    def _numbers(self, worker: int, sequence: int, iterators: Any) -> tf.Tensor:
-        return tf.constant([worker, sequence, are_per_worker(iterators), *self._context.counts], tf.int64)
+    def _arguments(self, worker: int, queues: Orders, iterators: Any, sequence: int) -> tuple[Any, ...]:
+        """The arguments of a worker's function, see `LockstepFunctions.work`."""
+        own = worker, sequence, are_per_worker(iterators), *self._context.counts, *queues.numbers
+        return iterators, tf.constant(own, tf.int64), queues.of(worker)
 
     def _executions(
         self,
         queues: Orders,
-        functions: WorkerFunctions,
+        start: Callable[[], WorkerFunctions],
         messages: Messages[np.ndarray],
         steps: range,
         size: int,
         pause: Pause,
-    ) -> Iterator[Execution]:
-        """Orders updates up to the last step, or to a pause, and yields them when they are applied."""
+    ) -> Generator[Execution, None, WorkerFunctions]:
+        """Orders updates up to the last step, or to a pause, and yields them when they are applied.
+
+        Args:
+            queues: of the run.
+            start: starts the functions of the workers; the ps begin while it does.
+            messages: the reports.
+            steps: the steps.
+            size: steps in a chunk.
+            pause: may end the run before.
+
+        Returns:
+            The functions.
+        """
+        functions: WorkerFunctions | None = None
         first, ordered, end = steps.start, steps.start, steps.stop
         in_flight, ended, seconds = 0, False, 0.0
         while True:
@@ -149,8 +167,9 @@ class LockstepUpdates:
             if ordered == end and not ended:  # at once: the functions take as long to end as some updates
                 self._order(queues, StepKind.END)
                 ended = True
+            functions = functions or start()
             if not in_flight:
-                return
+                return functions
             reports = functions.next_message(messages)
             if reports is None:
                 self._context.workers.end_if_lost(pause)
@@ -164,10 +183,10 @@ class LockstepUpdates:
     def _order(self, queues: Orders, kind: StepKind) -> None:
         queues.order(kind, self._sizes.bounds if self._sizes else ())
 
-    def _start(self, queues: Orders, iterators: Any, size: int, sequence: int, worker: int, _: int) -> Any:
+    def _start(self, function: Any, queues: Orders, iterators: Any, sequence: int, worker: int, _: int) -> Any:
         """Starts a worker's function."""
-        args = iterators, self._numbers(worker, sequence, iterators), queues.of(worker)
-        return self._context.run_on_worker(self._context.workers[worker], self.functions.work(size), args)
+        args = self._arguments(worker, queues, iterators, sequence)
+        return self._context.run_on_worker(self._context.workers[worker], function, args)
 
     def _count(self, reports: np.ndarray, sums: Accumulator, seconds: float) -> float:
         """Counts a chunk of updates.
@@ -181,16 +200,18 @@ class LockstepUpdates:
             The same of the last one.
         """
         layout = self.functions.layout
-        for update in reports:
-            steps = [layout.unpack(worker, numbers) for worker, numbers in enumerate(update)]
-            for step in steps:
-                if step.phases.size:
-                    task = f"worker:{step.worker}"
-                    sums.phases[task] = sums.phases.get(task, 0.0) + wait_as_update(step.phases, seconds)
-            sums.update(steps, [0] * len(steps))
-            if self._sizes:
-                self._sizes.observe([step.examples for step in steps], update[:, layout.size].tolist())
-            seconds = float(update[-1, -1]) if layout.phases else 0.0
+        losses, examples, metrics, phases = layout.split(reports)
+        sums.updates_of_all(losses, examples, metrics)
+        if self._sizes:
+            for own, took in zip(examples.tolist(), reports[:, :, layout.size].tolist(), strict=True):
+                self._sizes.observe([int(each) for each in own], took)
+        if not layout.phases:
+            return 0.0
+        for update, own in zip(reports, phases, strict=True):
+            for worker, spent in enumerate(own):
+                task = f"worker:{worker}"
+                sums.phases[task] = sums.phases.get(task, 0.0) + wait_as_update(spent, seconds)
+            seconds = float(update[-1, -1])
         return seconds
 
     def _receiving(self, queues: Orders) -> AbstractContextManager[Messages[np.ndarray]]:

@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist_cli.train.cluster.shared_memory.boards import Array
+from tfdist_cli.train.cluster.shared_memory.boards import Array, as_numbers
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep import words
+from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.factors import Factors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
+from tfdist_cli.train.cluster.shared_memory.tensors import opens_memory
 from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader
-from tfdist_cli.train.engine.parameter_server.context import CHIEF_DEVICE, ParameterServerContext
+from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import data_position
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
@@ -40,6 +42,7 @@ from tfdist_cli.train.model.trace.factors import factors_of
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import StoredParameter, is_elementwise, stored_parameters
 from tfdist_cli.train.tf_compat.control_flow import after, changes
+from tfdist_cli.train.tf_compat.distribute import ps_devices
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.tf_compat.variables import flat_variable_at
 from tfdist_cli.train.variables.sharding import parts
@@ -58,7 +61,9 @@ def suits(context: ParameterServerContext) -> bool:
     sizes = Counter[str]()
     for bucket in transport.buckets:
         sizes[bucket.device] += sum(shard.bytes for shard in bucket.dense)
-    return min(sizes.values()) >= _LEAST_BYTES * context.worker_count and _updates_alike(context)
+    if min(sizes.values()) < _LEAST_BYTES * context.worker_count or not _updates_alike(context):
+        return False
+    return opens_memory(ps_devices(context.coordinator.strategy))  # this is the chief
 
 
 def _updates_alike(context: ParameterServerContext) -> bool:
@@ -77,17 +82,20 @@ class StepOrders(Orders):
 
     Args:
         steps: the operations.
+        measures_phases: whether the phases of steps are measured.
 
     Attributes:
         kinds: the `StepKind` of each order.
         reports: of the steps of each order, see `Orders.received`.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, *, measures_phases: bool = False) -> None:
         super().__init__()
-        self._steps = steps
+        self._steps, self._measures_phases = steps, measures_phases
         self._ps: Any = None
         """The identities of all ps, once a run has started."""
+        self._of_chief: Any = None
+        """Their memory, likewise."""
         self.kinds: queue.SimpleQueue[StepKind] = queue.SimpleQueue()
         self.reports: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
@@ -96,24 +104,44 @@ class StepOrders(Orders):
         """What `WorkerUpdateFunctions.updates` takes: the orders, and the identities of all ps."""
         return self, self._ps
 
-    def of(self, worker: int) -> Handles:  # noqa: ARG002 they are the same for each worker
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The identities of all ps."""
+        return [number for own in self._ps.numpy() for number in as_numbers(own.tobytes())]
+
+    def of(self, worker: int) -> Handles:  # noqa: ARG002 there is nothing but numbers
         """See `TokenQueues.of`."""
-        return {"ps": [self._ps]}
+        return {}
 
     def start(self, sequence: int) -> None:  # noqa: ARG002 the memory serves all runs
         """See `TokenQueues.start`."""
         if self._ps is None:
             close_unused()
             self._ps = self._steps.opened()
+            self._of_chief = self._steps.of_chief(self._ps)
             close_with(self, partial(self._steps.abort, self._ps))
 
     def order(self, kind: StepKind, bounds: Sequence[int] = ()) -> None:  # noqa: ARG002 examples are not divided
         """See `Orders.order`."""
         self.kinds.put(kind)
 
+    def report(self, first: int, count: int, allowed: int, *, ends: bool) -> None:
+        """Waits for some steps, and sends their reports; see `ChiefSteps.collect` for the arguments.
+
+        Raises:
+            tf.errors.OpError: a ps is lost, or the run was aborted.
+        """
+        try:
+            self.reports.put(self._of_chief.collect(first, count, allowed, ends=ends))
+        except NoMoreSteps:
+            self._steps.check(self._ps)
+            raise
+
     def received(self) -> np.ndarray:
         """See `Orders.received`."""
-        return self.reports.get()
+        reports = self.reports.get()
+        # Workers measure their updates themselves.
+        return np.pad(reports, [(0, 0), (0, 0), (0, 1)]) if self._measures_phases and reports.size else reports
 
     def stop(self) -> None:
         """See `Orders.stop`."""
@@ -153,7 +181,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
 
     def new_orders(self) -> Orders:
         """See `LockstepFunctions.new_orders`."""
-        return StepOrders(self._steps)
+        return StepOrders(self._steps, measures_phases=self.store.measures_phases)
 
     def _layout(self) -> StepLayout:
         parameters = [[_array(self._stored[number].shards[0]) for number in own] for own in self._own]
@@ -191,9 +219,12 @@ class WorkerUpdateFunctions(LockstepFunctions):
         steps, store = self._steps, self.store
 
         @tf.function(autograph=False)
-        def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:
+        def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:  # noqa: ARG001 there are none
             worker, first, own_data = tf.unstack(numbers[:3])
-            number = steps.join(worker, handles["ps"][0])
+            count = len(self.devices) * IDENTITY_BYTES // tf.int64.size
+            identities = tf.bitcast(tf.reshape(numbers[-count:], [len(self.devices), -1]), tf.uint8)
+            number = steps.join(worker, tf.reshape(identities, [len(self.devices), IDENTITY_BYTES]))
+            numbers = numbers[:-count]
             token = steps.first_step(number, first)
             own = _Worker(self, iterator, numbers, number, steps.places(after(number, [token])))
             token = after(token, [own.replay(token)])
@@ -221,19 +252,9 @@ class WorkerUpdateFunctions(LockstepFunctions):
         def begin() -> Any:
             return tf.function(self._begin_run, autograph=False).get_concrete_function(identities, number, number)
 
-        def collect(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-            return self._on_chief(self._reports(ps, numbers[:-1]))
-
-        def collect_last(ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-            reports = self._reports(ps, numbers[:-1])
-            with tf.control_dependencies([reports]):  # the variables, too, are read when all steps are taken
-                self._end_run(after(ps, [reports]), numbers[-1])
-            return self._on_chief(reports)
-
         @cache
-        def collecting(*, last: bool) -> Any:
-            function = tf.function(collect_last if last else collect, autograph=False)
-            return function.get_concrete_function(identities, tf.TensorSpec([5], tf.int64))
+        def end() -> Any:
+            return tf.function(self._end_run, autograph=False).get_concrete_function(identities, number)
 
         def updates(handles: tuple[StepOrders, tf.Tensor], first: tf.Tensor) -> None:
             orders, ps = handles
@@ -244,25 +265,11 @@ class WorkerUpdateFunctions(LockstepFunctions):
             while not ends:
                 following = orders.kinds.get()
                 ends, allowed = following == StepKind.END, now + _steps_of(following, size)
-                numbers = [done, now - done, allowed, ends]
-                reports = collecting(last=ends)(ps, tf.constant([*numbers, now - start], tf.int64))
-                orders.reports.put(reports.numpy())
+                orders.report(done, now - done, allowed, ends=ends)
                 done, now = now, allowed
+            end()(ps, tf.constant(now - start, tf.int64))
 
         return updates
-
-    def _reports(self, ps: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-        """Waits on the leader for the reports of some steps, see `Steps.collect`."""
-        with tf.device(self.devices[0]):
-            reports = self._steps.collect(ps[0], numbers)
-            if self.store.measures_phases:  # workers measure their updates themselves
-                reports = tf.pad(reports, [[0, 0], [0, 0], [0, 1]])
-            return reports
-
-    @staticmethod
-    def _on_chief(reports: tf.Tensor) -> tf.Tensor:
-        with tf.device(CHIEF_DEVICE):
-            return tf.identity(reports)
 
     def _begin_run(self, ps: tf.Tensor, first: tf.Tensor, allowed: tf.Tensor) -> None:
         with tf.device(self.devices[0]):
