@@ -92,7 +92,7 @@ class Incoming:
             self.array = self._allocate()
             self.buffers += _bytes_of(self.array)
         elif self.memory is None:
-            raise _differs(f"{name} sends bytes in shared memory", "bytes in messages")
+            raise differs(f"{name} sends bytes in shared memory", "bytes in messages")
         else:
             self.array, self.is_shared = self.memory.read(place, size), True
 
@@ -104,7 +104,7 @@ class Incoming:
         """
         if (exchange, size, count) != (self._exchange, self._size, _ARRAY):
             sent = _described(size, count)
-            raise _differs(f"{name} sends {sent} in sum {exchange}", f"{self._size} bytes in sum {self._exchange}")
+            raise differs(f"{name} sends {sent} in sum {exchange}", f"{self._size} bytes in sum {self._exchange}")
         return size
 
 
@@ -123,7 +123,7 @@ class IncomingRows(Incoming):
     def _bytes(self, exchange: int, size: int, count: int, name: str) -> int:
         if (exchange, size) != (self._exchange, self._size) or count == _ARRAY:
             sent = _described(size, count)
-            raise _differs(
+            raise differs(
                 f"{name} sends {sent} in sum {exchange}", f"rows of {self._size} bytes in sum {self._exchange}"
             )
         self._received = count * size
@@ -140,7 +140,8 @@ def _described(size: int, count: int) -> str:
     return f"{size} bytes" if count == _ARRAY else f"{count} rows of {size} bytes"
 
 
-def _differs(sent: str, expected: str) -> TrainingError:
+def differs(sent: str, expected: str) -> TrainingError:
+    """The error of a task that receives something else than it expects."""
     return TrainingError(
         f"{sent}, and this task expects {expected}",
         code="sums-differ",

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist_cli.errors import TaskLost, TfdistError
 from tfdist_cli.train.cluster.all_reduce.memory import Reused, empty
-from tfdist_cli.train.cluster.all_reduce.messages import Incoming, IncomingRows, Outgoing, advance
+from tfdist_cli.train.cluster.all_reduce.messages import Incoming, IncomingRows, Outgoing, advance, differs
 from tfdist_cli.train.cluster.all_reduce.packing import packed, unpacked
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES, OthersMemory, OwnMemory, Place, aligned
 from tfdist_cli.train.tf_compat.data import call_registered, forget_python, register_python
@@ -85,6 +85,40 @@ class AllReduce:
             self._own_memory, self._shared = own, shared
         elif own:
             own.close()
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether this task and each other one can open each other's memory."""
+        return self._own_memory is not None and self._shared.keys() == self._links.keys()
+
+    def look(self, unanswered: dict[int, float]) -> None:
+        """Looks at the other tasks, while this one waits for them by other means.
+
+        Args:
+            unanswered: at first empty; it remembers who has not answered.
+
+        Raises:
+            TaskLost: another task exited, or does not answer for long.
+            TrainingError: another task does something else: it has begun a sum.
+        """
+        try:
+            for rank, link in self._links.items():
+                self._look_at(rank, link)
+            self._probe(self._links, unanswered)
+        except TfdistError as error:
+            self._broken = error
+            raise
+
+    def _look_at(self, rank: int, link: socket.socket) -> None:
+        try:
+            begun = link.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(rank, _reason(error)) from error
+        if not begun:
+            raise self._lost(rank, "it closed the connection")
+        raise differs(f"{self._names[rank]} has begun a sum", "gradients")
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all tasks' values, see `sums`."""

@@ -64,6 +64,12 @@ class Collectives:
         return self._all_reduce.gather if self._all_reduce is not None and self.local == 1 else None
 
     @property
+    def local_all_reduce(self) -> AllReduce | None:
+        """What sums over the tasks, if all of them share memory, and each has one replica on its processors."""
+        alone = self.local == 1 < self.workers and not self.on_gpus
+        return self._all_reduce if alone and self._all_reduce and self._all_reduce.shares_memory else None
+
+    @property
     def can_rehearse(self) -> bool:
         """Whether this task alone can run a function once more, with other values.
 

@@ -27,7 +27,9 @@ from tfdist_cli.train.data.shard import DatasetFunction, Shard, checked
 from tfdist_cli.train.engine.base import DEFAULT_RULES, EvaluationWatch, Execution, Pause, Rules, Sharing
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
 from tfdist_cli.train.engine.fallback import FirstExecution, attempted
+from tfdist_cli.train.engine.mirrored import memory_updates
 from tfdist_cli.train.engine.mirrored.collectives import Collectives, Membership
+from tfdist_cli.train.engine.mirrored.memory_updates import MemoryUpdates
 from tfdist_cli.train.engine.mirrored.replica_steps import ReplicaSteps, StepsTaken
 from tfdist_cli.train.engine.mirrored.scoring import Scoring
 from tfdist_cli.train.engine.step_timer import StepTimer
@@ -110,6 +112,7 @@ class MirroredEngine:
         self._check_accumulation()
         tables = self._table_rows()
         step.jit, self._operations = self._chiefs_path(tables)
+        self._memory = self._memory_updates()
         self._replica_steps = self._steps_with(tables)
         with self.scope():
             self._updates_by_xla = self._replica_steps.updates_compile(element_spec, self._totals)
@@ -205,6 +208,17 @@ class MirroredEngine:
             yield execution
 
     def _executions(self, steps: int, first: int, wanted: Callable[[], int], pause: Pause) -> Iterator[Execution]:
+        with self.scope(), self._assigned.paused():
+            if self._memory:
+                self._memory.begin()
+        yield from self._executions_in_turn(steps, first, wanted, pause)
+        with self.scope(), self._assigned.paused():
+            if self._memory:
+                self._memory.end()
+
+    def _executions_in_turn(
+        self, steps: int, first: int, wanted: Callable[[], int], pause: Pause
+    ) -> Iterator[Execution]:
         left, start = steps, first
         while left and not pause.agreed():
             size = wanted()
@@ -245,6 +259,18 @@ class MirroredEngine:
     def _steps_with(self, tables: TableRows) -> ReplicaSteps:
         self._scoring.read_by(tables.evaluation_reader)
         return ReplicaSteps(self._step, self._rules, self._collectives, tables, self._seeds)
+
+    def _memory_updates(self) -> MemoryUpdates | None:
+        """The steps of replicas that update parts, in memory of their host; None if not all tasks take them."""
+        step, spec, rules = self._step, self._element_spec, self._rules
+        suit = memory_updates.suits(step, spec, rules, self._collectives)
+        if self.total(np.array([float(suit)]))[0] < self.workers or self.workers == 1:
+            return None
+        made = MemoryUpdates(step, spec, rules, self._strategy, self._collectives, self._seeds)
+        if not made.shared:
+            return None
+        step.sums_gradients = False  # they become means where they are updated
+        return made
 
     def _size(self, wanted: int) -> int:
         """Steps in the next execution, the same on all tasks."""
@@ -316,6 +342,7 @@ class MirroredEngine:
     def _take_standard_path(self) -> None:
         self._rules = replace(self._rules, optimized=False)
         self._step.jit, self._updates_by_xla = self._rules.jit is True, False
+        self._memory, self._step.sums_gradients = None, True
         self._replica_steps = self._steps_with(self._table_rows())
         self._functions.clear()
         if self._data:
@@ -366,14 +393,15 @@ class MirroredEngine:
         """`count` steps of all replicas as one function."""
         step, totals, replicas = self._step, self._totals, self._replicas
         averaged, whole = self._averaged, self._weight_of_all
-        together, take = count, self._replica_steps.take
+        own_steps = self._memory or self._replica_steps
+        together, take = count, own_steps.take
         if self._updates_by_xla:
             together, take = (
                 unrolled_steps(count, self._operations, 0),
                 partial(_compiled, self._replica_steps.compiled_by_xla()),
             )
         elif count > 1 and self._copies_steps:
-            take = self._replica_steps.take_copies
+            take = own_steps.take_copies
 
         def replica_steps(batches: Any, numbers: tf.Tensor, vote: tf.Tensor, *bounds: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()

@@ -95,7 +95,9 @@ class StepTrace:
     def reads(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether the step reads any of some variables that are not those of the model."""
         captured = {id(each) for each in self.graph.external_captures}
-        return any(id(part.handle) in captured for variable in variables for part in parts(variable))
+        stored = [part for variable in variables for part in parts(variable)]
+        replicas = [each for part in stored for each in getattr(part, "values", (part,))]
+        return any(id(each.handle) in captured for each in replicas)
 
     def increments(self, state: Sequence[keras.Variable], indices: Sequence[int]) -> list[np.ndarray]:
         """See `ModelStep.increments`."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,8 @@ from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.lockstep.chief import ChiefSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted, PsSteps
-from tfdist_cli.train.cluster.shared_memory.lockstep.worker import WorkerSteps
+from tfdist_cli.train.cluster.shared_memory.lockstep.replicas import ReplicaSteps
+from tfdist_cli.train.cluster.shared_memory.lockstep.worker import Watch, WorkerSteps
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import values_of
 from tfdist_cli.train.tf_compat.control_flow import unordered
@@ -25,6 +26,7 @@ _OPEN, _BEGIN, _CHECK, _READ, _ABORT = (f"steps_{name}" for name in ("open", "be
 _JOIN, _PLACES, _FIRST, _REPLAY, _WRITE, _LEAVE = (
     f"steps_{name}" for name in ("join", "places", "first", "replay", "write", "leave")
 )
+_ENTER, _TOKEN, _COPIES = (f"steps_{name}" for name in ("enter", "token", "copies"))
 _COMMIT, _GRADIENTS, _MEET, _FINISH = (f"steps_{name}" for name in ("commit", "gradients", "meet", "finish"))
 
 
@@ -50,6 +52,9 @@ class _Process:
         register_python(_PLACES, self._places)
         register_python(_FIRST, self._first)
         register_python(_REPLAY, self._replay)
+        register_python(_ENTER, self._enter)
+        register_python(_TOKEN, self._token)
+        register_python(_COPIES, self._copies)
         register_python(_COMMIT, self._commit)
         register_python(_GRADIENTS, self._gradients)
         register_python(_MEET, self._meet)
@@ -103,6 +108,27 @@ class _Process:
             number = next(self._numbers)
             self._of_worker[number] = key, steps
         return np.array(number)
+
+    def joined_by_replica(self, replica: int, layout: StepLayout, identity: bytes, have_ended: Watch) -> int:
+        """See `Steps.join_as_replica`."""
+        steps = ReplicaSteps(replica, layout, identity, have_ended)
+        with self._lock:
+            number = next(self._numbers)
+            self._of_worker[number] = (replica, identity), steps
+        return number
+
+    def _replica(self, number: np.ndarray) -> ReplicaSteps:
+        return cast("ReplicaSteps", self._worker(number))
+
+    def _enter(self, number: np.ndarray, count: np.ndarray, *variables: np.ndarray) -> np.ndarray:
+        self._replica(number).enter(int(count), variables)
+        return number
+
+    def _token(self, number: np.ndarray) -> np.ndarray:
+        return np.array(self._replica(number).token)
+
+    def _copies(self, number: np.ndarray, *variables: np.ndarray) -> Sequence[np.ndarray]:
+        return self._replica(number).read(variables)
 
     def _worker(self, number: np.ndarray) -> WorkerSteps:
         found = self._of_worker.get(int(number))
@@ -255,10 +281,36 @@ class Steps:
             own: the identity of the ps.
             variables: see `begin`.
         """
-        types = [each.dtype for each in variables]
-        values = call_registered(_READ, [own, *values_of(variables)], types) if variables else []
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(tf.reshape(value, variable.shape), read_value=False)
+        _assign_copies(_READ, own, variables)
+
+    def join_as_replica(self, replica: int, identity: bytes, have_ended: Watch) -> int:
+        """Lets this task take steps as a replica; see `ReplicaSteps`.
+
+        Returns:
+            Its number here.
+
+        Raises:
+            OSError: the memory cannot be opened here.
+        """
+        return _process.joined_by_replica(replica, self._layout, identity, have_ended)
+
+    def enter(self, number: int, count: tf.Tensor, variables: Sequence[Any]) -> None:
+        """Begins a run of a replica, see `ReplicaSteps.enter`.
+
+        Args:
+            number: the replica's.
+            count: how many updates there were, int64, shape ().
+            variables: the parameters and their slots.
+        """
+        call_registered(_ENTER, [tf.constant(number, tf.int64), count, *values_of(variables)], [tf.int64])
+
+    def token(self, number: tf.Tensor) -> tf.Tensor:
+        """Returns the sequence number of a replica's next step and its kind, int64, shape (2,)."""
+        return tf.ensure_shape(unordered(call_registered(_TOKEN, [number], [tf.int64]))[0], [2])
+
+    def copy_to(self, number: int, variables: Sequence[Any]) -> None:
+        """Assigns copies of what is in the memory to a replica's variables."""
+        _assign_copies(_COPIES, tf.constant(number, tf.int64), variables)
 
     def join(self, worker: tf.Tensor, ps: tf.Tensor) -> tf.Tensor:
         """Lets a worker take part in a run; returns its number there."""
@@ -365,3 +417,10 @@ class Steps:
         """
         (done,) = unordered(call_registered(_LEAVE, [number, *values], [tf.int64]))
         return tf.ensure_shape(done, [])
+
+
+def _assign_copies(function: str, owner: tf.Tensor, variables: Sequence[Any]) -> None:
+    types = [each.dtype for each in variables]
+    values = call_registered(function, [owner, *values_of(variables)], types) if variables else []
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.reshape(value, variable.shape), read_value=False)

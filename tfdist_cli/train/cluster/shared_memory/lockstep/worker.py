@@ -34,7 +34,10 @@ _NOTHING = LATER
 IS_OVER, MAY_BEGIN = -1, 1
 """The kinds of a step: there is none, or it may begin."""
 _CHECK_SECONDS = 1.0
-"""How often a worker that waits looks whether the ps are still there."""
+"""How often a worker that waits looks whether the others are still there."""
+Watch = Callable[[dict[int, float]], bool]
+"""Looks whether those that a worker waits for have ended; the argument, at first empty, is for it to remember something
+in while the worker waits."""
 
 
 class _Over(Exception):
@@ -48,6 +51,7 @@ class WorkerSteps:
         worker: its number.
         layout: of all ps.
         identities: of all ps, `PsSteps.identity`.
+        have_ended: looks whether there will be no more steps; by default, whether a ps has ended.
 
     Raises:
         OSError: the memory of a ps cannot be opened here though the ps goes on, see `OthersMemory.of`.
@@ -56,8 +60,11 @@ class WorkerSteps:
         is_over: whether there are no more steps, in this run and in later ones.
     """
 
-    def __init__(self, worker: int, layout: StepLayout, identities: Sequence[bytes]) -> None:
+    def __init__(
+        self, worker: int, layout: StepLayout, identities: Sequence[bytes], have_ended: Watch | None = None
+    ) -> None:
         self._worker, self._layout = worker, layout
+        self._have_ended = have_ended or (lambda _: any(map(has_ended, self._processes)))
         self._processes: list[int] = []
         self._ps: list[Content] = []
         self.is_over = False
@@ -228,7 +235,7 @@ class WorkerSteps:
         Raises:
             _Over: there are no more steps.
         """
-        numbers = self._ps[0].numbers
+        numbers, waited = self._ps[0].numbers, dict[int, float]()
         while True:
             seen = words[word]
             self.is_over = self.is_over or bool(numbers[ABORTED])
@@ -238,7 +245,7 @@ class WorkerSteps:
                 return
             words.sleep(word, seen, _CHECK_SECONDS)
             if words[word] == seen:
-                self.is_over = any(has_ended(process) for process in self._processes)
+                self.is_over = self._have_ended(waited)
 
     def _parts(self, arrays: Sequence[np.ndarray], ps: int, more: int = 0) -> list[np.ndarray]:
         part = self._layout.part(ps, self._worker)

@@ -18,9 +18,7 @@ import tensorflow as tf
 
 from tfdist_cli.train.cluster.shared_memory.boards import Array, as_numbers
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
-from tfdist_cli.train.cluster.shared_memory.lockstep import words
 from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
-from tfdist_cli.train.cluster.shared_memory.lockstep.factors import Factors
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER
@@ -28,6 +26,7 @@ from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
 from tfdist_cli.train.cluster.shared_memory.tensors import opens_memory
 from tfdist_cli.train.data.pipeline import next_batch
+from tfdist_cli.train.engine import part_updates
 from tfdist_cli.train.engine.parameter_server.batches import BatchReader
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.gradient_store import StepNumbers
@@ -37,44 +36,31 @@ from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import suit
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders
 from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
 from tfdist_cli.train.engine.parameter_server.transport import Pulled
+from tfdist_cli.train.engine.part_updates import PartUpdates, array_of
 from tfdist_cli.train.engine.step_timer import StepTimer
-from tfdist_cli.train.model.trace.factors import factors_of
 from tfdist_cli.train.model.train_step import Tensors
-from tfdist_cli.train.optimizers.apply import StoredParameter, is_elementwise, stored_parameters
+from tfdist_cli.train.optimizers.apply import StoredParameter, stored_parameters
 from tfdist_cli.train.tf_compat.control_flow import after, changes
 from tfdist_cli.train.tf_compat.distribute import ps_devices
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
-from tfdist_cli.train.tf_compat.variables import flat_variable_at
 from tfdist_cli.train.variables.sharding import parts
-
-_LEAST_BYTES = 1 << 12
-"""Bytes of the smallest part: less than this is not worth to be divided."""
 
 
 def suits(context: ParameterServerContext) -> bool:
     """Whether a training can take this way: workers stay, and one function updates all values."""
-    workers, transport = context.workers, context.transport
-    if not (meets_in_memory(context) and words.supported() and context.updates_divide):
+    if not (meets_in_memory(context) and context.updates_divide):
         return False
+    workers, transport = context.workers, context.transport
     if len(workers) != workers.most or context.rules.wire != "float32" or transport.terms:
         return False
     sizes = Counter[str]()
     for bucket in transport.buckets:
         sizes[bucket.device] += sum(shard.bytes for shard in bucket.dense)
-    if min(sizes.values()) < _LEAST_BYTES * context.worker_count or not _updates_alike(context):
+    if not part_updates.are_worth_it(min(sizes.values()), context.worker_count):
+        return False
+    if not part_updates.suits(context.step, context.element_spec):
         return False
     return opens_memory(ps_devices(context.coordinator.strategy))  # this is the chief
-
-
-def _updates_alike(context: ParameterServerContext) -> bool:
-    """Whether all values of all parameters are updated alike, and only updates use the variables of the optimizer."""
-    step, spec = context.step, context.element_spec
-    if not (is_elementwise(step.optimizer, step.parameters) and step.trains_all(spec)) or step.reads_optimizers(spec):
-        return False
-    stored = stored_parameters(step.optimizer, step.parameters)
-    variables = [variable for each in stored for variable in (*each.shards, *(own for (own,) in each.slots))]
-    shaped = all(own.shape == each.shards[0].shape for each in stored for (own,) in each.slots)
-    return shaped and {each.dtype for each in variables} in ({tf.float32}, {tf.float64})
 
 
 class StepOrders(Orders):
@@ -169,8 +155,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
         """The numbers of the parameters on each ps."""
         self._own_state = [self._on(device, self._state) for device in self.devices]
         """The numbers of its part of the model's state."""
-        self._factors = self._found_factors()
-        """Those of gradients, by the numbers of the parameters."""
+        self._updates = PartUpdates(step, context.element_spec, self._stored, self._own, self._workers)
         self._steps = Steps(self.devices, self._layout())
         self._counter = iterations(step.optimizer).value
         self.clear = lambda: None  # nothing is stored
@@ -184,30 +169,18 @@ class WorkerUpdateFunctions(LockstepFunctions):
         return StepOrders(self._steps, measures_phases=self.store.measures_phases)
 
     def _layout(self) -> StepLayout:
-        parameters = [[_array(self._stored[number].shards[0]) for number in own] for own in self._own]
-        state = [[_array(self._state[number]) for number in own] for own in self._own_state]
-        place, place_of_state = _places(self._own), _places(self._own_state)
+        updates = self._updates
+        state = [[array_of(self._state[number]) for number in own] for own in self._own_state]
+        place = {number: (ps, index) for ps, own in enumerate(self._own_state) for index, number in enumerate(own)}
         report = Array(np.dtype(np.float64), self.layout.size)
         return StepLayout(
-            Layout(parameters, state, report),
-            len(self._stored[0].slots),
+            Layout(updates.arrays, state, report),
+            updates.slots,
             self._workers,
             2 + self.layout.metrics,
-            [place_of_state[number] for number in self.store.context.assigned],
-            {place[number]: factors for number, factors in self._factors.items()},
+            [place[number] for number in self.store.context.assigned],
+            updates.factors,
         )
-
-    def _found_factors(self) -> dict[int, Factors]:
-        """The factors of the gradients, where they take their place, in the order of the parameters on the ps."""
-        context, found = self.store.context, {}
-        examples = context.step.factored(context.element_spec)
-        for number in (number for own in self._own for number in own if number in examples):
-            shard = self._stored[number].shards[0]
-            rows, columns = shard.shape
-            factors = Factors(examples[number], rows, columns, self._workers, shard.dtype.size)
-            if factors.suit:
-                found[number] = factors
-        return found
 
     def _variables(self, ps: int) -> list[Any]:
         """The variables on a ps: its parameters, their slots, and the state."""
@@ -286,44 +259,26 @@ class WorkerUpdateFunctions(LockstepFunctions):
                 self._steps.read(ps[number], self._variables(number))
 
     def local_parts(self, number: tf.Tensor, places: Sequence[Places]) -> list[StoredParameter]:
-        """Returns the parts of a worker of the parameters of each ps: the kernel updates each like a parameter."""
-        found = []
-        for ps, own in enumerate(places):
-            variable = self._stored[self._own[ps][0]].variable
-            for part, copies in enumerate(own.parts):
-                begin = part * len(copies)
-                flat, *slots = [
-                    flat_variable_at(place, partial(self._steps.write, number, ps, begin + index))
-                    for index, place in enumerate(copies)
-                ]
-                found.append(StoredParameter(variable, [flat], [[slot] for slot in slots]))
-        return found
+        """Returns a worker's parts of the parameters, see `PartUpdates.parts`."""
+        return self._updates.parts(self._steps, number, places)
 
     def in_order(self, places: Sequence[Places]) -> tuple[Tensors, Tensors]:
         """Returns the parameters and the state of the places of all ps, in the order of the model's."""
-        values: dict[int, tf.Tensor] = {}
         state: dict[int, tf.Tensor] = {}
-        for own, numbers, own_state in zip(places, self._own, self._own_state, strict=True):
-            values |= dict(zip(numbers, own.parameters, strict=True))
+        for own, own_state in zip(places, self._own_state, strict=True):
             state |= dict(zip(own_state, own.state, strict=True))
-        return (
-            [tf.reshape(values[number], each.shards[0].shape) for number, each in enumerate(self._stored)],
-            [tf.reshape(state[number], each.shape) for number, each in enumerate(self._state)],
-        )
+        shaped = [tf.reshape(state[number], each.shape) for number, each in enumerate(self._state)]
+        return self._updates.values(places), shaped
 
     def sent(self, gradients: Sequence[Any], pulled: Pulled) -> Tensors:
-        """A worker's gradients in the order of the ps, then the factors of those that have some."""
-        summed = [None if number in self._factors else each for number, each in enumerate(gradients)]
-        whole = self.store.context.transport.whole_gradients(summed, pulled)
-        numbers = [number for own in self._own for number in own]
-        return [each for number in numbers for each in whole[number] or ()] + [
-            factor for number in self._factors for factor in factors_of(gradients[number]) or ()
-        ]
+        """What a worker sends of its gradients, see `PartUpdates.sent`."""
+        whole = self.store.context.transport.whole_gradients(self._updates.summed(gradients), pulled)
+        return self._updates.sent(gradients, [each and each[0] for each in whole])
 
     @property
     def count_of_factors(self) -> int:
         """How many gradients are sent as factors."""
-        return len(self._factors)
+        return len(self._updates.factors)
 
     @property
     def steps(self) -> Steps:
@@ -436,11 +391,6 @@ def _goes_on(token: tf.Tensor, *_: Any) -> tf.Tensor:
     return Token(token).kind != IS_OVER
 
 
-def _places(numbers: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Where each number is: the number of the ps, and the place there."""
-    return {number: (ps, place) for ps, own in enumerate(numbers) for place, number in enumerate(own)}
-
-
 def _steps_of(kind: StepKind, size: int) -> int:
     """How many steps an order has."""
     return 0 if kind == StepKind.END else size if kind == StepKind.CHUNK else 1
@@ -448,7 +398,3 @@ def _steps_of(kind: StepKind, size: int) -> int:
 
 def _sum(measured: Tensors, before: Tensors) -> Tensors:
     return [one + other for one, other in zip(measured, before, strict=True)]
-
-
-def _array(variable: Any) -> Array:
-    return Array(np.dtype(variable.dtype.as_numpy_dtype), int(np.prod(variable.shape)))
