@@ -131,11 +131,48 @@ def test_batches_of_different_sizes_equal_one_process_with_twice_the_batch(case,
     assert examples[0] != examples[1]
 
 
+OF_ONE_HOST = [f"async/factored/{optimizer}/{{}}" for optimizer in ("adam", "momentum", "decaying", "rmsprop")]
+"""Cases of so many workers."""
+APART = {"in memory": {}, "apart": {"TFDIST_SHARE_MEMORY": "0"}}
+"""The environment of the last worker."""
+
+
+@pytest.fixture(scope="module", params=[(2, "in memory"), (2, "apart"), (3, "in memory")], ids=str)
+def of_one_host(request, module_cluster, tmp_path_factory):
+    """The results of workers whose updates each of them makes a part of, if they share memory, and of one process."""
+    workers, kind = request.param
+    tasks = module_cluster(worker=workers)
+    cases = [case.format(workers) for case in selected(request, "case")]
+    for number, task in enumerate(tasks.tasks):
+        env = APART[kind] if number + 1 == workers else {}
+        tasks.start(program("rules.py", task.replace(":", "-"), *cases), task, env=env)
+    ended = tasks.finish()
+    assert {task: one.code for task, one in ended.items()} == dict.fromkeys(tasks.tasks, 0), tasks.outputs()
+    assert tasks.leftover_processes() == []
+    folder = tmp_path_factory.mktemp("alone")
+    one = alone(folder, program("rules.py", "out", *cases))
+    assert one.code == 0, one.err
+    found = [np.load(tasks.folder / f"{task.replace(':', '-')}.npz") for task in tasks.tasks]
+    runs = {fact["runs_in_memory"] for end in ended.values() for fact in end.result.values()}
+    return workers, kind, runs, found, np.load(folder / "out.npz")
+
+
+@pytest.mark.rotates(5, 2, by="case")
+@pytest.mark.parametrize("case", OF_ONE_HOST)
+def test_workers_that_update_parts_equal_one_process(case, of_one_host):
+    workers, kind, runs, (first, *others), single = of_one_host
+    case = case.format(workers)
+    assert min(runs) >= 2 if kind == "in memory" else runs == {0}
+    assert max(differences(first, single, case).values()) < 1e-5
+    assert [differences(first, other, case)["variables"] for other in others] == [0] * (workers - 1)
+
+
 @pytest.mark.rotates(5)
+@pytest.mark.parametrize("units", [[], [1000]], ids=["summed", "in memory"])
 @pytest.mark.parametrize(("stopped_by", "reason"), [("SIGKILL", "connection"), ("SIGSTOP", "no answer for 1")])
-def test_without_a_launcher_workers_exit_if_another_one_is_lost(stopped_by, reason, module_cluster):
+def test_without_a_launcher_workers_exit_if_another_one_is_lost(stopped_by, reason, units, module_cluster):
     tasks = module_cluster(worker=3)
-    tasks.start(program("endless.py"))
+    tasks.start(program("endless.py", *units))
     tasks.await_text("worker:0", "trains")
     tasks.processes["worker:2"].send_signal(signal.Signals[stopped_by])
     for task in ("worker:0", "worker:1"):

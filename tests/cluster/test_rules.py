@@ -81,6 +81,8 @@ ONE_WORKER = {
 TWO_WORKERS = {
     "sync/dense/sgd/2": "async/dense/sgd/2",
     "sync/wide/sgd/2": "async/wide/sgd/2",
+    "sync/factored/adam/2": "async/factored/adam/2",
+    "sync/factored/momentum/2": "async/factored/momentum/2",
     "bounded 0/wide/sgd/2": "async/wide/sgd/2",
     "sync/dense/momentum/2": "async/dense/momentum/2",
     "sync/dense/adam/2": "async/dense/adam/2",
@@ -102,7 +104,10 @@ if importlib.util.find_spec("keras_rs"):  # needs Python 3.11
     TWO_WORKERS["sync/features/sgd/2/rows/spread"] = "async/features/sgd/2"
     TWO_WORKERS["sync/features/adagrad/2/rows/spread"] = "async/features/adagrad/2"
 ONE_APART = {case: ONE_WORKER[case] for case in ("async/dense/adam/1", "async/wide/sgd/1", "push 4/dense/adam/4")}
-APART = {case: TWO_WORKERS[case] for case in ("sync/dense/adam/2", "sync/wide/sgd/2", "sync/dense/clipped/2/spread")}
+APART = {
+    case: TWO_WORKERS[case]
+    for case in ("sync/dense/adam/2", "sync/wide/sgd/2", "sync/factored/adam/2", "sync/dense/clipped/2/spread")
+}
 """Their tasks share no memory; the first ones have one worker."""
 BY_SPEED = {
     "proportional/dense/adam/2": "async/dense/adam/2",

@@ -1,4 +1,11 @@
-"""Trains without an end, and says so once."""
+"""Trains without an end, and says so once.
+
+endless.py [UNITS]
+
+UNITS: of a hidden layer.
+"""
+
+import sys
 
 import keras
 import tensorflow as tf
@@ -6,7 +13,8 @@ import tensorflow as tf
 import tfdist_cli as tfdist
 
 with tfdist.scope():
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    hidden = map(keras.layers.Dense, map(int, sys.argv[1:]))
+    model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(3)])
     model.compile("sgd", "mse")
 says = keras.callbacks.LambdaCallback(
     on_epoch_end=lambda epoch, logs: print("trains" if epoch == 1 else "", flush=True)

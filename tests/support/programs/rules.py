@@ -25,6 +25,7 @@ from tfdist_cli.spec.sections.updates import EmbeddingRule, LearningRate, ShardR
 from tfdist_cli.train.cluster.join import join
 from tfdist_cli.train.engine.base import WorkerReport
 from tfdist_cli.train.engine.batch_sizes import BatchSizes
+from tfdist_cli.train.engine.mirrored.memory_updates import MemoryUpdates
 from tfdist_cli.train.trainer.reporting import ProgressReporter
 from tfdist_cli.train.variables.placement import PlacementRules
 
@@ -77,6 +78,12 @@ class PartlyUsed(layers.Dense):
 def wide():
     """The kernels of its second layer have 2.1 MB: they cross in shared memory."""
     return keras.Sequential([keras.Input((6,)), layers.Dense(724, "relu"), PartlyUsed(724, "relu"), layers.Dense(3)])
+
+
+def factored():
+    """Workers of one host update parts of it; the gradient of the second kernel crosses as two factors."""
+    hidden = layers.Dense(256, "relu", kernel_regularizer=keras.regularizers.L2(1e-3)), layers.Dense(64, "relu")
+    return keras.Sequential([keras.Input((6,)), *hidden, layers.Dropout(0.0), layers.Dense(3)])
 
 
 def tables():
@@ -168,6 +175,7 @@ NETWORKS = {
     "dense": dense,
     "dropping": dropping,
     "wide": wide,
+    "factored": factored,
     "gradients": gradients,
     "tables": tables,
     "looked": looked,
@@ -268,7 +276,13 @@ class Counted(dict):
 
     def clear(self):
         super().clear()
-        self.update(losses=0, workers={})
+        self.update(losses=0, workers={}, runs_in_memory=0)
+
+
+def begin_in_memory(updates):
+    """Notes that mirrored workers update parts, in memory that they share."""
+    counted["runs_in_memory"] += 1
+    begin(updates)
 
 
 cluster = join()
@@ -276,6 +290,7 @@ counted, written, facts = Counted(), {}, {}
 count = ProgressReporter.count
 if IN_CLUSTER:
     ProgressReporter.count = note  # type: ignore[method-assign] # for this process alone
+    begin, MemoryUpdates.begin = MemoryUpdates.begin, begin_in_memory  # type: ignore[method-assign] # as above
 for name in sys.argv[2:]:
     try:
         facts[name] = train(name)

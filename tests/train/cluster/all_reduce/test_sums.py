@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -458,3 +459,54 @@ def test_a_task_whose_memory_is_gone_is_lost(lost, connected):
     second._links[0].send(struct.pack("<QQqqQ", 2, 16, -1, *place))
     with raises(TaskLost, "task-lost"):
         first.sum(tf.ones([4]))
+
+
+@pytest.mark.parametrize("connected", ["shared memory"], indirect=True)
+def test_tasks_that_can_open_each_others_memory_share_it(connected):
+    made = connected(3)
+    assert [task.shares_memory for task in made] == [True] * 3
+    del made[0]._shared[2]
+    assert not made[0].shares_memory
+
+
+@pytest.mark.parametrize("connected", ["messages"], indirect=True)
+def test_others_share_none(connected):
+    assert [task.shares_memory for task in connected(2)] == [False] * 2
+
+
+def test_one_that_looks_at_the_others_sees_who_is_gone(connected):
+    first, second, third = connected(3)
+    for _ in range(3):
+        first.look({})
+    third.close()
+    for _ in range(2):
+        with pytest.raises(TaskLost) as caught:
+            first.look({})
+        assert "worker:2" in str(caught.value)
+    with pytest.raises(TaskLost):  # it stays gone
+        first.sum(tf.constant([1.0]))
+    with pytest.raises(TaskLost):
+        second.sum(tf.constant([1.0]))
+
+
+def test_one_that_looks_at_the_others_sees_who_does_something_else(connected):
+    first, second = connected(2)
+    with ThreadPoolExecutor(1) as pool:
+        summing = pool.submit(second.sum, tf.constant([1.0]))
+        until = time.monotonic() + LONG
+        with raises(TrainingError, "sums-differ"):
+            while time.monotonic() < until:
+                first.look({})
+        first.close()
+        with pytest.raises(TaskLost):
+            summing.result(LONG)
+
+
+def test_one_that_looks_at_the_others_gives_up_who_does_not_answer(connected, clock):
+    (first, _), unanswered = connected(2, lambda _: False), {}
+    first.look(unanswered)
+    clock.now += module.PATIENCE - 1
+    first.look(unanswered)
+    clock.now += 2
+    with pytest.raises(TaskLost):
+        first.look(unanswered)
