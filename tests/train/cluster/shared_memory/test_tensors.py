@@ -39,6 +39,15 @@ def met(worker=0):
     return bool(tensors.meeting(worker, ["CPU:0", "CPU:0"])())
 
 
+def test_a_task_that_neither_sends_nor_receives_may_open_the_memory_of_others(process, monkeypatch):
+    assert tensors.opens_memory(["CPU:0", "CPU:0"])
+    with monkeypatch.context() as patch:
+        patch.setattr(OthersMemory, "opened", lambda _: None)
+        assert not tensors.opens_memory(["CPU:0"])
+    monkeypatch.setenv("TFDIST_SHARE_MEMORY", "0")
+    assert not tensors.opens_memory(["CPU:0"])
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.uint8])
 def test_tensors_arrive_as_they_are(process, dtype):
     assert met()

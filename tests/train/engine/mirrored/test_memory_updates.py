@@ -1,5 +1,6 @@
 """Steps whose updates are made in shared memory equal Keras's; the tests of clusters have several workers."""
 
+import gc
 from dataclasses import replace
 
 import keras
@@ -9,8 +10,10 @@ import tensorflow as tf
 
 import tfdist_cli as tfdist
 from tests.support.compare import assert_same, batches, classes, classifier, train_both
+from tests.support.descriptors import opened
 from tests.support.optimizers import OPTIMIZERS
 from tfdist_cli.protocol.phases import COLUMNS
+from tfdist_cli.train.cluster.shared_memory.lockstep import step_operations
 from tfdist_cli.train.cluster.shared_memory.memory import Region
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored import memory_updates
@@ -142,6 +145,20 @@ def test_without_memory_it_is_of_no_use(free, monkeypatch):
         monkeypatch.setattr(Region, "identifying", full)
     tfdist.fit(build(), WHOLE, epochs=1)
     assert [own.shared for own in made] == [free]
+
+
+def test_memory_is_freed_when_its_model_is_gone(in_memory):
+    def used():
+        tfdist.fit(build(), WHOLE, epochs=1)
+        in_memory.clear()
+        gc.collect()
+        process = step_operations._process
+        return opened(), (len(process._of_worker), len(process._of_ps))
+
+    used()
+    (before, kept), (after, then) = used(), used()
+    assert then == kept
+    assert not after - before
 
 
 class Local:

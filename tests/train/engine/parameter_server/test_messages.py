@@ -64,6 +64,18 @@ def test_a_step_report_is_unpacked_as_it_was_packed(behind):
     assert LAYOUT.mean_state(np.stack([numbers, 5 * numbers]), np.array([3.0, 1.0])).numpy().tolist() == [3, 5, 14]
 
 
+def test_many_reports_are_split_at_once():
+    reports = np.arange(5 * 2 * (LAYOUT.size + 1), dtype=np.float64).reshape([5, 2, LAYOUT.size + 1])
+    losses, examples, metrics, phases = LAYOUT.split(reports)
+    for update, worker in np.ndindex(5, 2):
+        report = LAYOUT.unpack(worker, reports[update, worker])
+        assert (losses[update, worker], examples[update, worker]) == (report.loss, report.examples)
+        assert (metrics[update, worker].tolist(), phases[update, worker].tolist()) == (
+            report.metrics.tolist(),
+            report.phases.tolist(),
+        )
+
+
 def test_a_report_without_phases():
     layout = ReportLayout(metrics=1, state=0, phases=0)
     report = layout.unpack(0, np.array([1.0, 8.0, 5.0]))

@@ -103,9 +103,9 @@ class MemoryUpdates:
 
     def _joined(self, collectives: Collectives) -> int:
         """The number of this replica, see `Steps.join_as_replica`; 0 if a task cannot open the memory."""
+        close_unused()
         identity = np.zeros(IDENTITY_BYTES)
         if collectives.index == 0:
-            close_unused()
             try:
                 memory = self._steps.opened()
             except tf.errors.OpError as error:
@@ -119,6 +119,8 @@ class MemoryUpdates:
         except OSError as error:
             log.debug("the tasks do not share their variables: %s", error)
             number = 0
+        else:
+            close_with(self, partial(self._steps.leave_as_replica, number))
         joined = collectives.total(np.array([float(number > 0)]))
         return number if joined[0] == collectives.workers else 0
 

@@ -117,6 +117,11 @@ class _Process:
             self._of_worker[number] = (replica, identity), steps
         return number
 
+    def left_by_replica(self, number: int) -> None:
+        """See `Steps.leave_as_replica`."""
+        with self._lock:
+            del self._of_worker[number]
+
     def _replica(self, number: np.ndarray) -> ReplicaSteps:
         return cast("ReplicaSteps", self._worker(number))
 
@@ -293,6 +298,14 @@ class Steps:
             OSError: the memory cannot be opened here.
         """
         return _process.joined_by_replica(replica, self._layout, identity, have_ended)
+
+    def leave_as_replica(self, number: int) -> None:
+        """Frees the memory here; no function may use it any more.
+
+        Args:
+            number: of the replica.
+        """
+        _process.left_by_replica(number)
 
     def enter(self, number: int, count: tf.Tensor, variables: Sequence[Any]) -> None:
         """Begins a run of a replica, see `ReplicaSteps.enter`.
