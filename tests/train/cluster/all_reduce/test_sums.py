@@ -477,11 +477,11 @@ def test_others_share_none(connected):
 def test_one_that_looks_at_the_others_sees_who_is_gone(connected):
     first, second, third = connected(3)
     for _ in range(3):
-        first.look({})
+        first.look({}, lambda: True)
     third.close()
     for _ in range(2):
         with pytest.raises(TaskLost) as caught:
-            first.look({})
+            first.look({}, lambda: True)
         assert "worker:2" in str(caught.value)
     with pytest.raises(TaskLost):  # it stays gone
         first.sum(tf.constant([1.0]))
@@ -493,10 +493,12 @@ def test_one_that_looks_at_the_others_sees_who_does_something_else(connected):
     first, second = connected(2)
     with ThreadPoolExecutor(1) as pool:
         summing = pool.submit(second.sum, tf.constant([1.0]))
-        until = time.monotonic() + LONG
+        until, asked = time.monotonic() + LONG, []
+        while not asked:  # it has begun a sum after what this one has waited for
+            assert time.monotonic() < until
+            first.look({}, lambda: bool(asked.append(True)))
         with raises(TrainingError, "sums-differ"):
-            while time.monotonic() < until:
-                first.look({})
+            first.look({}, lambda: True)
         first.close()
         with pytest.raises(TaskLost):
             summing.result(LONG)
@@ -504,9 +506,9 @@ def test_one_that_looks_at_the_others_sees_who_does_something_else(connected):
 
 def test_one_that_looks_at_the_others_gives_up_who_does_not_answer(connected, clock):
     (first, _), unanswered = connected(2, lambda _: False), {}
-    first.look(unanswered)
+    first.look(unanswered, lambda: True)
     clock.now += module.PATIENCE - 1
-    first.look(unanswered)
+    first.look(unanswered, lambda: True)
     clock.now += 2
     with pytest.raises(TaskLost):
-        first.look(unanswered)
+        first.look(unanswered, lambda: True)

@@ -17,6 +17,7 @@ from tfdist_cli.train.cluster.shared_memory.lockstep import step_operations
 from tfdist_cli.train.cluster.shared_memory.memory import Region
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.mirrored import memory_updates
+from tfdist_cli.train.engine.mirrored.collectives import Collectives
 from tfdist_cli.train.engine.mirrored.engine import MirroredEngine
 from tfdist_cli.train.engine.mirrored.memory_updates import MemoryUpdates
 from tfdist_cli.train.model.train_step import ModelStep
@@ -104,6 +105,24 @@ def test_variables_that_are_assigned_between_runs_are_trained_on(in_memory):
 
     assert_close(trained(keras.Model.fit, verbose=0, shuffle=False), trained(tfdist.fit))
     assert len(in_memory) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_results_of_steps_are_summed_after_their_last_update(count, in_memory, monkeypatch):
+    """Others wait for that update, and look whether this task has begun something else."""
+    seen = []
+
+    def all_reduce(_, value, __):
+        def note(value):
+            _, steps = step_operations._process._of_worker[in_memory[-1]._number]
+            seen.append(steps.following)
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(note, [value], value.dtype, stateful=False), value.shape)
+
+    monkeypatch.setattr(Collectives, "all_reduce", all_reduce)
+    tfdist.fit(build(), WHOLE, epochs=1, steps_per_execution=count)
+    assert seen == list(range(1 + count, 8, count))
 
 
 def test_phases_are_measured(in_memory, monkeypatch):

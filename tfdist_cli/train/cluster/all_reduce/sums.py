@@ -91,11 +91,12 @@ class AllReduce:
         """Whether this task and each other one can open each other's memory."""
         return self._own_memory is not None and self._shared.keys() == self._links.keys()
 
-    def look(self, unanswered: dict[int, float]) -> None:
+    def look(self, unanswered: dict[int, float], waits: Callable[[], bool]) -> None:
         """Looks at the other tasks, while this one waits for them by other means.
 
         Args:
             unanswered: at first empty; it remembers who has not answered.
+            waits: whether this task waits still. A task that it has waited for may begin a sum.
 
         Raises:
             TaskLost: another task exited, or does not answer for long.
@@ -103,13 +104,13 @@ class AllReduce:
         """
         try:
             for rank, link in self._links.items():
-                self._look_at(rank, link)
+                self._look_at(rank, link, waits)
             self._probe(self._links, unanswered)
         except TfdistError as error:
             self._broken = error
             raise
 
-    def _look_at(self, rank: int, link: socket.socket) -> None:
+    def _look_at(self, rank: int, link: socket.socket, waits: Callable[[], bool]) -> None:
         try:
             begun = link.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -118,7 +119,8 @@ class AllReduce:
             raise self._lost(rank, _reason(error)) from error
         if not begun:
             raise self._lost(rank, "it closed the connection")
-        raise differs(f"{self._names[rank]} has begun a sum", "gradients")
+        if waits():
+            raise differs(f"{self._names[rank]} has begun a sum", "gradients")
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all tasks' values, see `sums`."""

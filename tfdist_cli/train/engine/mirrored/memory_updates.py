@@ -8,8 +8,8 @@ The variables have copies before and after the run. Each worker has one replica.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -162,8 +162,7 @@ class MemoryUpdates:
             own = numbers_after(numbers, number)
             following, token = run.step(batch, own, taken.state, taken.metrics, token, timer)
             taken += following
-        self._count(run, token, len(batches))
-        return taken
+        return self._counted(run, token, taken)
 
     def take_copies(
         self,
@@ -186,12 +185,13 @@ class MemoryUpdates:
             else:
                 following, token = run.step(*given, timer)
                 taken += following
-        self._count(run, token, len(batches))
-        return taken
+        return self._counted(run, token, taken)
 
-    def _count(self, run: _Execution, last: tf.Tensor, steps: int) -> None:
+    def _counted(self, run: _Execution, last: tf.Tensor, taken: StepsTaken) -> StepsTaken:
+        """Counts the updates. The tasks sum what has resulted only after that: others may wait for their last step."""
         with tf.control_dependencies([run.leave(last)]):
-            self._counter.assign_add(steps, read_value=False)
+            counted = self._counter.assign_add(len(taken.losses), read_value=False)
+        return replace(taken, losses=[after(loss, [counted]) for loss in taken.losses])
 
 
 @dataclass(frozen=True)
@@ -299,9 +299,9 @@ def _watch(collectives: Collectives) -> Watch:
     """Looks whether the other tasks are there; raises an error that names one that is not."""
     all_reduce = collectives.local_all_reduce
 
-    def look(unanswered: dict[int, float]) -> bool:
+    def look(unanswered: dict[int, float], waits: Callable[[], bool]) -> bool:
         if all_reduce:
-            all_reduce.look(unanswered)
+            all_reduce.look(unanswered, waits)
         return False
 
     return look

@@ -29,7 +29,7 @@ class Replica:
 
     def __init__(self, number, layout, identity):
         self.number = number
-        self.steps = ReplicaSteps(number, layout, identity, lambda _: False)
+        self.steps = ReplicaSteps(number, layout, identity, lambda *_: False)
         self.variables = [np.full(size, value, FLOATS) for value in (1, 0) for size in (40, 256)]
 
     def run(self, count, steps):
@@ -111,7 +111,8 @@ def test_one_that_waits_looks_whether_the_others_are_there(raises, monkeypatch):
     monkeypatch.setattr(worker, "_CHECK_SECONDS", 0.01)
     owner, seen = PsSteps(0, layout_of(2)), []
 
-    def look(remembered):
+    def look(remembered, waits):
+        assert waits()
         seen.append(remembered)
         remembered[len(remembered)] = 0.0
         if raises and len(remembered) == 3:
@@ -134,4 +135,4 @@ def test_one_that_waits_looks_whether_the_others_are_there(raises, monkeypatch):
 
 def test_memory_of_another_host_cannot_be_opened():
     with pytest.raises(OSError):  # noqa: PT011 any reason
-        ReplicaSteps(0, layout_of(1), bytes(IDENTITY_BYTES), lambda _: False)
+        ReplicaSteps(0, layout_of(1), bytes(IDENTITY_BYTES), lambda *_: False)

@@ -35,9 +35,9 @@ IS_OVER, MAY_BEGIN = -1, 1
 """The kinds of a step: there is none, or it may begin."""
 _CHECK_SECONDS = 1.0
 """How often a worker that waits looks whether the others are still there."""
-Watch = Callable[[dict[int, float]], bool]
-"""Looks whether those that a worker waits for have ended; the argument, at first empty, is for it to remember something
-in while the worker waits."""
+Watch = Callable[[dict[int, float], Callable[[], bool]], bool]
+"""Looks whether those that a worker waits for have ended. Its arguments: something, at first empty, for it to remember
+something in while the worker waits; and whether the worker waits still."""
 
 
 class _Over(Exception):
@@ -64,7 +64,7 @@ class WorkerSteps:
         self, worker: int, layout: StepLayout, identities: Sequence[bytes], have_ended: Watch | None = None
     ) -> None:
         self._worker, self._layout = worker, layout
-        self._have_ended = have_ended or (lambda _: any(map(has_ended, self._processes)))
+        self._have_ended = have_ended or (lambda *_: any(map(has_ended, self._processes)))
         self._processes: list[int] = []
         self._ps: list[Content] = []
         self.is_over = False
@@ -245,7 +245,7 @@ class WorkerSteps:
                 return
             words.sleep(word, seen, _CHECK_SECONDS)
             if words[word] == seen:
-                self.is_over = self._have_ended(waited)
+                self.is_over = self._have_ended(waited, partial(_stays, words, word, seen))
 
     def _parts(self, arrays: Sequence[np.ndarray], ps: int, more: int = 0) -> list[np.ndarray]:
         part = self._layout.part(ps, self._worker)
@@ -286,6 +286,10 @@ class WorkerSteps:
         for place, saved in self._saved:
             np.copyto(place, saved)
         self._replayed = self._own[SAVED]
+
+
+def _stays(words: Words, word: int, value: int) -> bool:
+    return words[word] == value
 
 
 def _has_begun(numbers: Words, first: int) -> bool:
