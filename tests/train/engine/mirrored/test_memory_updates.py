@@ -114,8 +114,7 @@ def test_the_results_of_steps_are_summed_after_their_last_update(count, in_memor
 
     def all_reduce(_, value, __):
         def note(value):
-            _, steps = step_operations._process._of_worker[in_memory[-1]._number]
-            seen.append(steps.following)
+            seen.append(step_operations._process._replica(in_memory[-1]._number).following)
             return value
 
         return tf.ensure_shape(tf.numpy_function(note, [value], value.dtype, stateful=False), value.shape)
