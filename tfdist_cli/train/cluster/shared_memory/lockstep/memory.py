@@ -13,8 +13,8 @@ the product, for the examples of all workers at once. Then nobody writes a gradi
 
 A part is some rows of each of these matrices, and a slice of all other parameters of a ps, which begins and ends
 anywhere within them. So only optimizers whose update of a value depends on nothing but the gradient and the slots of
-the same value can be used. A worker notes in *words* how far it is, see `words`. The ps does nothing in a step: it
-allows some steps ahead, and reads the reports of those that are done.
+the same value can be used. A worker notes in *words* how far it is, see `words`. The ps does nothing in a step. The
+chief allows some steps ahead, and reads the reports of those that are done.
 
 Nothing is lost with a worker that is killed: what it has written belongs to the ps. That keeps the sums and the factors
 of the last steps, and a copy of the worker's part from before them. The next process finds in the words how far the
@@ -42,7 +42,7 @@ awaited, and whether the run was aborted."""
 COMMITTED, SAVED, UPDATING, UPDATED, REPORTED = range(5)
 """Words of a worker, each a sequence number: the last one whose gradients it has committed, the one before whose update
 it has saved its part, the last one that it has begun to update, and has updated, and the last one of which it has told
-the ps."""
+the chief."""
 LATER = 1 << 62
 """A sequence number after all others."""
 NEVER = -LATER

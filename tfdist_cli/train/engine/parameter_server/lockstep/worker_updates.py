@@ -2,7 +2,7 @@
 
 So no gradient is sent, the ps wait, and an update takes as long as a part of it. See `cluster/shared_memory/lockstep`.
 It needs an optimizer that updates each value by itself. The variables of the ps have copies of the values before and
-after a run. The chief orders steps and receives their reports as for other tasks.
+after a run. The chief allows steps, waits for them and reads their reports in the memory of the leader.
 """
 
 from __future__ import annotations
