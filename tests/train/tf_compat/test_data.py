@@ -1,6 +1,7 @@
 """`tf.data`: what is private is there, and the public way still does not do."""
 
 import inspect
+import threading
 import time
 
 import numpy as np
@@ -37,6 +38,31 @@ def test_a_function_that_every_process_registers():
     data.forget_python("doubled")
     with pytest.raises(tf.errors.InvalidArgumentError):
         data.call_registered("doubled", [tf.constant(1)], [tf.int64])
+
+
+def test_python_keeps_what_it_knows_of_a_thread_from_one_call_to_the_next():
+    calls, local = [], threading.local()
+
+    def note(number):
+        local.count = getattr(local, "count", 0) + 1
+        calls.append((threading.get_native_id(), local.count))
+        return number + 1
+
+    data.register_python("note", note)
+
+    @tf.function(autograph=False)
+    def several():
+        number = tf.constant(0)
+        for _ in range(100):
+            (number,) = data.call_registered("note", [number], [tf.int32])
+        return number
+
+    assert int(several()) == 100
+    threads = {thread for thread, _ in calls}
+    assert {max(count for own, count in calls if own == thread) for thread in threads} == {
+        sum(own == thread for own, _ in calls) for thread in threads
+    }
+    data.forget_python("note")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from tfdist_cli.train.tf_compat.functions import (
     copied,
     function_kept_whole,
     functions_inlined,
+    has_one_thread,
     may_run_in_order,
     placing,
     rehearse,
+    why_not_in_order,
 )
 
 ONE_BY_ONE = SINGLE_THREADED
@@ -64,6 +66,7 @@ def test_with_more_threads_it_is_the_usual_one(monkeypatch):
     function = tf.function(FUNCTIONS["plain"][0], autograph=False)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
     assert not may_run_in_order(function, tf.constant(2.0))
+    assert not has_one_thread()
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
     assert not may_run_in_order(function, tf.constant(2.0))
 
@@ -76,16 +79,70 @@ def test_a_rehearsal_changes_nothing_and_finds_what_the_executor_cannot_do():
         total.assign_add(next(iterator))
 
     @tf.function(autograph=False)
-    def accumulated(iterator):  # as TensorFlow's optimization of a large model's memory makes it
-        x = next(iterator)
-        held = tf.raw_ops.TemporaryVariable(shape=x.shape, dtype=x.dtype, var_name="held")
-        total.assign(x + tf.raw_ops.DestroyTemporaryVariable(ref=tf.raw_ops.Assign(ref=held, value=x), var_name="held"))
+    def held(iterator):
+        total.assign(accumulated(next(iterator)))
 
     rehearse(plain, data.take(0))
     assert not np.any(total.numpy())
     with pytest.raises(tf.errors.UnimplementedError, match="reference-typed"):
-        rehearse(accumulated, data.take(0))
+        rehearse(held, data.take(0))
     assert not np.any(total.numpy())
+
+
+def accumulated(value):
+    """As TensorFlow's optimization of a large model's memory makes it."""
+    held = tf.raw_ops.TemporaryVariable(shape=value.shape, dtype=value.dtype, var_name="held")
+    return tf.raw_ops.DestroyTemporaryVariable(ref=tf.raw_ops.Assign(ref=held, value=value), var_name="held")
+
+
+@pytest.mark.parametrize(
+    ("computed", "reads", "refusal"),
+    [
+        (lambda batch: batch * 2, True, ""),
+        (lambda batch: batch * 2, False, "reads no batch"),
+        (loop, True, "loops or conditions"),
+        (lambda batch: condition(tf.reduce_sum(batch)) * batch, True, "loops or conditions"),
+        (accumulated, True, "reference-typed"),
+    ],
+    ids=["plain", "without_a_batch", "a_loop", "a_condition", "accumulated"],
+)
+def test_a_function_that_is_traced_within_another_one_is_tried_without_data(computed, reads, refusal):
+    """It uses a variable and tensors of the other one, which do not change."""
+    data, total, found = tf.data.Dataset.from_tensors(tf.ones([4, 4])), tf.Variable(tf.zeros([4, 4])), []
+
+    @tf.function(autograph=False)
+    def outer(iterator, factor):
+        weight = factor + 1
+
+        def inner(value):
+            if not reads:
+                return computed(value) * weight
+            return total.assign_add(computed(next(iterator)) * weight, read_value=True) + value
+
+        traced = function_kept_whole(inner).get_concrete_function(tf.TensorSpec([4, 4]))
+        found.append(why_not_in_order(traced))
+        return traced(factor * tf.ones([4, 4]))
+
+    traced = outer.get_concrete_function(iter(data), tf.constant(2.0))
+    (why,) = found
+    assert (refusal in why) if refusal else not why
+    assert not np.any(total.numpy())
+    traced(iter(data), tf.constant(2.0))
+    assert np.all(total.numpy()) == reads
+
+
+def test_copies_may_use_an_iterator():
+    data = tf.data.Dataset.range(6)
+
+    @tf.function(autograph=False)
+    def three(iterator):
+        start = tf.constant(0, tf.int64)
+        copy = copied(lambda before: before * 10 + next(iterator), start)
+        assert copy
+        return copy(copy(copy(start)))
+
+    iterator = iter(data)
+    assert [int(three(iterator)) for _ in range(2)] == [12, 345]
 
 
 @pytest.mark.slow

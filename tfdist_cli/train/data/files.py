@@ -190,4 +190,4 @@ def _read(name: bytes) -> bytes:
 def register() -> None:
     """Makes this process able to read files for pipelines that another process may have made."""
     for name, function in (("lines", _open_lines), ("records", _open_records), ("read", _read), (NEXT, STREAMS.next)):
-        register_python(name, function)
+        register_python(name, function, by_pipelines=True)

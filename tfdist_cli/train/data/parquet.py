@@ -74,4 +74,4 @@ def _open(piece: bytes) -> Any:
 def register() -> None:
     """Makes this process able to read files for pipelines that another process may have made."""
     files.register()
-    register_python(_KIND, _open)
+    register_python(_KIND, _open, by_pipelines=True)

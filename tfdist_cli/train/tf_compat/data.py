@@ -5,6 +5,7 @@ What a pipeline is made of, how one is moved to another task, and what Keras mak
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -140,13 +141,19 @@ def _bodies(part: Any) -> Iterator[Any]:
         yield from (graph.node, *(function.node_def for function in graph.library.function))
 
 
-def register_python(name: str, function: Callable[..., Any]) -> None:
+def register_python(name: str, function: Callable[..., Any], *, by_pipelines: bool = False) -> None:
     """Makes a function of arrays known to this process, for `call_registered` of any process of the cluster.
 
     Seen in TensorFlow 2.21.0: `script_ops._py_funcs._funcs`, a dictionary of weak references. Reason:
     `tf.numpy_function` gives a function a name that only its own process knows. Replace with: a public registry.
+
+    Args:
+        name: the name.
+        function: the function.
+        by_pipelines: whether pipelines call it, whose threads end with their iterators. Other functions are called by
+            threads that TensorFlow keeps as long as the process lives.
     """
-    _registered[name] = registered = _Registered(function)
+    _registered[name] = registered = _Registered(function, keeps_threads=not by_pipelines)
     script_ops._py_funcs._funcs[f"{_IN_EVERY_PROCESS}{name}"] = registered
 
 
@@ -164,14 +171,32 @@ class _Registered(script_ops.EagerFunc):
 
     Args:
         function: the function.
+        keeps_threads: whether Python keeps what it knows of a thread that calls it, see `_keep_thread`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, keeps_threads: bool) -> None:
         self._function = function  # what an `EagerFunc` has besides is for tensors
+        self._keeps_threads = keeps_threads
 
     def __call__(self, device: str, token: str, arguments: Sequence[np.ndarray]) -> Any:  # noqa: ARG002 given by TensorFlow
+        if self._keeps_threads:
+            _keep_thread()
         found = self._function(*arguments)
         return [_array(each) for each in found] if isinstance(found, list | tuple) else _array(found)
+
+
+_threads = threading.local()
+
+
+def _keep_thread() -> None:
+    """Lets Python keep its state of this thread until the process ends, unless it does already.
+
+    TensorFlow calls `PyGILState_Ensure` before a function, and `PyGILState_Release` after it. Between two calls, Python
+    has no state of a thread that it has not started. To make one again, with a stack that is mapped into memory, and to
+    free it takes 25 µs. One call of `PyGILState_Ensure` without its counterpart keeps the state.
+    """
+    if not hasattr(_threads, "kept"):
+        _threads.kept = ctypes.pythonapi.PyGILState_Ensure()
 
 
 def _array(value: Any) -> np.ndarray:

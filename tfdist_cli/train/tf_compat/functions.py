@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -13,12 +14,18 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
 
 SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
 """The executor that runs operations one after another. The usual one passes operations that could run at the same time
 to a pool of threads. Where a task has a single thread for an operation, since others share the cores, that wakes
 threads and makes nothing faster. Seen in TensorFlow 2.21.0. Reason: `tf.experimental.function_executor_type` takes a
 name, and no list of names is public. Replace with: a public constant."""
+
+
+def has_one_thread() -> bool:
+    """Whether this task has a single thread for an operation, and no GPU."""
+    return os.environ.get("TF_NUM_INTRAOP_THREADS") == "1" and not tf.config.list_logical_devices("GPU")
 
 
 def may_run_in_order(function: Any, *args: Any) -> bool:
@@ -28,9 +35,7 @@ def may_run_in_order(function: Any, *args: Any) -> bool:
         function: a `tf.function` whose operations need not run at the same time.
         args: what it is called with; it is traced for that here.
     """
-    one_thread = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
-    gpus = tf.config.list_logical_devices("GPU")
-    return one_thread and not gpus and not _has_jumps(function.get_concrete_function(*args).graph)
+    return has_one_thread() and not _has_jumps(function.get_concrete_function(*args).graph)
 
 
 def rehearse(function: Any, nothing: tf.data.Dataset, *args: Any) -> None:
@@ -49,6 +54,49 @@ def rehearse(function: Any, nothing: tf.data.Dataset, *args: Any) -> None:
     """
     with tf.experimental.function_executor_type(SINGLE_THREADED), contextlib.suppress(tf.errors.OutOfRangeError):
         function(iter(nothing), *args)
+
+
+def why_not_in_order(traced: Any) -> str:
+    """Returns why the single-threaded executor cannot run a function that reads a batch first; "" if it can.
+
+    The function is called without data on this task, while another one is being traced: see `rehearse`.
+
+    Args:
+        traced: its `ConcreteFunction`, which may use tensors of the function that is being traced.
+    """
+    if _has_jumps(traced.graph):
+        return "the step has loops or conditions"
+    operations = _Operations(traced)
+    resources = [_resource_in_place_of(tensor) for tensor in traced.graph.inputs]
+
+    def call(*values: tf.Tensor) -> list[tf.Tensor]:
+        left = iter(values)
+        return operations.add([make() if make else next(left) for make in resources])
+
+    others = [tensor for tensor, make in zip(traced.graph.inputs, resources, strict=True) if not make]
+    with tf.init_scope(), tf.device(None), tf.experimental.function_executor_type(SINGLE_THREADED):
+        zeros = [tf.zeros([size or 1 for size in tensor.shape], tensor.dtype) for tensor in others]
+        try:
+            tf.function(call, autograph=False).get_concrete_function(*zeros)(*zeros)
+        except tf.errors.FailedPreconditionError:
+            return ""  # there is no batch
+        except tf.errors.OpError as error:
+            return error.message
+    return "the step reads no batch"
+
+
+def _resource_in_place_of(tensor: tf.Tensor) -> Callable[[], tf.Tensor] | None:
+    """Returns what makes a resource that has nothing, in place of one that a function uses; None for other tensors.
+
+    Seen in TensorFlow 2.21.0: `resource_variable_ops.get_eager_safe_handle_data`. Reason: the handle of a variable does
+    not publish the type of its values. Replace with: a public property.
+    """
+    if tensor.dtype != tf.resource:
+        return None
+    known = get_eager_safe_handle_data(tensor).shape_and_type
+    if not known:
+        return partial(tf.raw_ops.AnonymousIteratorV3, output_types=[tf.int64], output_shapes=[[]])
+    return partial(tf.raw_ops.VarHandleOp, dtype=tf.as_dtype(known[0].dtype), shape=tf.TensorShape(None))
 
 
 def function_kept_whole(python_function: Callable[..., Any]) -> Any:
@@ -87,19 +135,48 @@ def copied(python_function: Callable[..., Any], *args: Any) -> Callable[..., Any
         return None
     # With its graph, TensorFlow would forget the functions that the copies call, such as the branches of a condition.
     tf.compat.v1.get_default_graph().add_to_collection(_COPIED, traced)
-    definition = traced.graph.as_graph_def()
-    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (traced.graph.inputs, traced.graph.outputs))
+    operations = _Operations(traced)
 
     def copy(*args: Any) -> Any:
         graph: Any = tf.compat.v1.get_default_graph()
         given = [value for value in tf.nest.flatten(args, expand_composites=True) if tf.is_tensor(value)]
-        given += map(graph.capture, traced.captured_inputs)
-        to_given = dict(zip(inputs, given, strict=True))
-        with tf.control_dependencies(None):  # import_graph_def fails with control dependencies
-            results = tf.graph_util.import_graph_def(definition, to_given, outputs, name="copy")
+        results = operations.add([*given, *map(graph.capture, traced.captured_inputs)])
         return tf.nest.pack_sequence_as(traced.structured_outputs, results, expand_composites=True)
 
     return copy
+
+
+class _Operations:
+    """The operations of a function.
+
+    Args:
+        traced: its `ConcreteFunction`.
+    """
+
+    def __init__(self, traced: Any) -> None:
+        self._definition = traced.graph.as_graph_def()
+        self._inputs, self._outputs = (
+            [tensor.name for tensor in tensors] for tensors in (traced.graph.inputs, traced.graph.outputs)
+        )
+        own = {node.name for node in self._definition.node} - {tensor.op.name for tensor in traced.graph.inputs}
+        for node in (node for node in self._definition.node if "_class" in node.attr):
+            beside = {place.decode().removeprefix("loc:@") for place in node.attr["_class"].list.s}
+            if not beside <= own:  # the iterator that it reads from is not among them
+                del node.attr["_class"]
+
+    def add(self, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds the operations to the graph that is being traced.
+
+        Args:
+            given: in place of the function's inputs, those included that it has captured.
+
+        Returns:
+            Its outputs.
+        """
+        to_given = dict(zip(self._inputs, given, strict=True))
+        with tf.control_dependencies(None):  # import_graph_def fails with control dependencies
+            found = tf.graph_util.import_graph_def(self._definition, to_given, self._outputs, name="copy")
+        return list(found)
 
 
 def _draws_by_seed(graph: Any) -> bool:

@@ -56,7 +56,7 @@ def start_server(environment: Environment) -> None:
             return
         dispatcher = environment.addresses[DISPATCHER]
         await_up({DISPATCHER: dispatcher}, environment.start_timeout)  # TensorFlow would wait an hour for it
-        register_python(IS_LEAVING, lambda _: np.array(_leaving.is_set()))
+        register_python(IS_LEAVING, lambda _: np.array(_leaving.is_set()), by_pipelines=True)
         config = service.WorkerConfig(
             dispatcher_address=str(dispatcher),
             worker_address=service_name(str(own), uuid.uuid4().hex),

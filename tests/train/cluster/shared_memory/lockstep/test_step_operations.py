@@ -17,7 +17,7 @@ from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import UPDATED, StepLayout
 from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Steps
 from tfdist_cli.train.cluster.shared_memory.lockstep.words import Words
-from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER, MAY_BEGIN, WorkerSteps
+from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER, WorkerSteps
 from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
 from tfdist_cli.train.tf_compat.control_flow import after, changes
 from tfdist_cli.train.tf_compat.variables import flat_variable_at
@@ -206,7 +206,7 @@ def test_a_worker_that_is_started_again_makes_its_updates_again(process, monkeyp
         for number, each in enumerate((other, killed)):
             places = each.places
             parameters = [*places[:3], places[7]]
-            assert each.begin(FIRST) == (FIRST + step, MAY_BEGIN)
+            assert each.begin(FIRST) == (FIRST + step, 4 - step)
             report = [FIRST + step, *(places[3].astype(float) + 1 + number)]
             each.commit(FIRST + step, np.array(report), [own + np.float32(number) for own in parameters])
         for each in (other, killed):
@@ -269,7 +269,7 @@ def test_a_worker_finds_its_values_and_joins_once(process):
     number = run.joined(0)
     assert int(run.joined(0)) == int(number)
     assert int(run.joined(1)) != int(number)
-    assert run.steps.first_step(number, tf.constant(FIRST, tf.int64)).numpy().tolist() == [FIRST, MAY_BEGIN]
+    assert run.steps.first_step(number, tf.constant(FIRST, tf.int64)).numpy().tolist() == [FIRST, 2]
     first, second = run.steps.places(number)
     assert [each.shape for each in (*first.parameters, *first.state)] == [(15,), (1,), (0,), (3,), (1,)]
     assert first.parameters[0].numpy().tolist() == list(range(15))

@@ -459,6 +459,23 @@ def test_a_worker_that_is_started_again_after_the_end_takes_no_step(cluster_of):
     assert tasks[0].started().begin(FIRST) == (FIRST, IS_OVER)  # this run is over
 
 
+@pytest.mark.parametrize("end", [memory.LATER, FIRST + 8, FIRST + 5])
+def test_a_worker_knows_how_many_steps_may_be_taken(cluster_of, end):
+    """The chief may allow one step more than there are, to wake workers at the end."""
+    cluster = cluster_of(1)
+    cluster.begin(allowed=FIRST + 4)
+    numbers = cluster.servers[0]._content.numbers
+    own = Task(cluster, 0)
+    assert own.steps.begin(FIRST) == (FIRST, 4)
+    numbers.store(memory.END, end)
+    numbers.store(memory.ALLOWED, FIRST + 6)
+    for step in range(5):
+        own._commit(FIRST + step)
+        own.steps.gradients(FIRST + step)
+        left = min(FIRST + 6, end) - (FIRST + step + 1)
+        assert own.steps.finish(FIRST + step) == (FIRST + step + 1, left or IS_OVER)
+
+
 def test_a_commit_that_is_there_is_not_overwritten(cluster_of):
     cluster = cluster_of(1)
     cluster.begin(allowed=FIRST + 1)
@@ -572,7 +589,9 @@ def waits(monkeypatch):
 def committed(cluster, number, sequence=FIRST):
     """A worker that has committed its first step."""
     own = Task(cluster, number)
-    assert own.steps.begin(FIRST) == (sequence, MAY_BEGIN)
+    begun, several = own.steps.begin(FIRST)
+    assert begun == sequence
+    assert several >= MAY_BEGIN
     own._commit(sequence)
     return own.steps
 

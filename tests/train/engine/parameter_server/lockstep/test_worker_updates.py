@@ -15,9 +15,15 @@ from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted
 from tfdist_cli.train.cluster.shared_memory.lockstep.worker import WorkerSteps
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.engine.base import Rules
+from tfdist_cli.train.engine.pacing import ArrivalPacing
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
-from tfdist_cli.train.engine.parameter_server.lockstep import shared_memory, token_queues, worker_updates
+from tfdist_cli.train.engine.parameter_server.lockstep import (
+    shared_memory,
+    token_queues,
+    updating_worker,
+    worker_updates,
+)
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN
 from tfdist_cli.train.engine.parameter_server.lockstep.worker_updates import StepOrders, WorkerUpdateFunctions
 from tfdist_cli.train.engine.parameter_server.messages import StepKind
@@ -84,7 +90,7 @@ def trained(engine, model, runs=((2, 2), (5, 2))):
         for execution in engine.run(steps, first=first, size=size, adapts=False, pause=NoPause()):
             losses += execution.losses.tolist()
         first += steps
-        model.layers[1].kernel.assign(model.layers[1].kernel * 0.5)
+        model.layers[1].weights[0].assign(model.layers[1].weights[0] * 0.5)
     return losses, [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 
 
@@ -145,6 +151,83 @@ def with_sliced_weight():
 
 def test_no_kernel_writes_in_the_place_of_a_part_of_a_weight(engine_of, monkeypatch):
     check_updates(with_sliced_weight, engine_of, monkeypatch)
+
+
+@pytest.fixture
+def one_thread(monkeypatch):
+    """Workers have one thread for an operation, and take three steps in a function as soon as they may."""
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    monkeypatch.setattr(ArrivalPacing, "size", lambda self, size: size)
+    monkeypatch.setattr(worker_updates, "MOST_TOGETHER", 3)
+
+
+RUNS = ((2, 2), (11, 6), (5, 2))
+"""Steps, and steps in an execution: workers take some of them one by one."""
+
+
+@pytest.mark.parametrize("build", [partial(network, OPTIMIZERS["Adam"]), matrices_alone, with_sliced_weight])
+@pytest.mark.parametrize("phases", [False, True])
+def test_steps_that_are_one_function_are_those_that_are_taken_one_by_one(
+    build, phases, engine_of, one_thread, monkeypatch, caplog
+):
+    caplog.set_level("INFO", "tfdist")
+    engine, model = engine_of(build, phases=phases)
+    found = trained(engine, model, RUNS)
+    assert not [each for each in caplog.messages if "executor" in each or "optimizations" in each]
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")
+    engine, model = engine_of(build, phases=phases)
+    expected = trained(engine, model, RUNS)
+    assert len(found[0]) == 18
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for value, wanted in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_single_threaded_executor_runs_them(engine_of, one_thread, monkeypatch):
+    """Without it, a training fails where several steps may be taken."""
+    monkeypatch.setattr(updating_worker, "SINGLE_THREADED", "NO_SUCH_EXECUTOR")
+    engine, model = engine_of(partial(network, OPTIMIZERS["Adam"]))
+    trained(engine, model, runs=[(2, 2)])
+    with pytest.raises(tf.errors.OpError) as failure:
+        trained(engine, model, runs=[(6, 6)])
+    assert "NO_SUCH_EXECUTOR" in str(failure.value)
+
+
+def recurrent():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Reshape((4, 5)), keras.layers.LSTM(32), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((20,)), *layers])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def refused(monkeypatch):
+    monkeypatch.setattr(updating_worker, "why_not_in_order", lambda *_: "it does not suit")
+
+
+def drawing(monkeypatch):
+    monkeypatch.setattr(updating_worker, "copied", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("build", "patch", "logged"),
+    [
+        (recurrent, lambda _: None, "loops or conditions"),
+        (matrices_alone, refused, "it does not suit"),
+        (matrices_alone, drawing, ""),
+    ],
+    ids=["a_loop", "refused", "random_numbers_from_seeds"],
+)
+def test_other_steps_are_taken_one_by_one(build, patch, logged, engine_of, one_thread, monkeypatch, caplog):
+    caplog.set_level("INFO", "tfdist")
+    patch(monkeypatch)
+    monkeypatch.setattr(updating_worker, "in_rows", None)
+    engine, model = engine_of(build)
+    assert isinstance(functions_of(engine), WorkerUpdateFunctions)
+    losses, _ = trained(engine, model, runs=RUNS)
+    assert len(losses) == 18
+    assert [logged in each for each in caplog.messages if "executor" in each] == [True] * bool(logged)
+    assert not [each for each in caplog.messages if "optimizations" in each]
 
 
 def check_updates(build, engine_of, monkeypatch):

@@ -32,7 +32,7 @@ from tfdist_cli.train.cluster.shared_memory.stored import aligned_bytes, is_at
 _NOTHING = LATER
 """In place of the sequence number of an update that is made again."""
 IS_OVER, MAY_BEGIN = -1, 1
-"""The kinds of a step: there is none, or it may begin."""
+"""The kinds of a step: there is none, or it may begin. A larger number than the latter: so many steps may be taken."""
 _CHECK_SECONDS = 1.0
 """How often a worker that waits looks whether the others are still there."""
 Watch = Callable[[dict[int, float], Callable[[], bool]], bool]
@@ -123,7 +123,8 @@ class WorkerSteps:
             first: the sequence number of the first step of the run.
 
         Returns:
-            The sequence number, and `MAY_BEGIN` or `IS_OVER`. The step may be one whose gradients are committed.
+            The sequence number; and `IS_OVER`, or how many steps may be taken, `MAY_BEGIN` for one. The step may be one
+            whose gradients are committed.
         """
         self._replayed = _NOTHING
         try:
@@ -227,7 +228,9 @@ class WorkerSteps:
             self._await(leader, ALLOWED, following + 1, until=lambda: following >= leader[END])
         except _Over:
             return following, IS_OVER
-        return following, IS_OVER if following >= leader[END] else MAY_BEGIN
+        allowed = leader[ALLOWED]  # before the end, which may be the smaller one
+        several = min(allowed, leader[END]) - following
+        return following, several if several > 0 else IS_OVER
 
     def _await(self, words: Words, word: int, least: int, until: Callable[[], bool] = lambda: False) -> None:
         """Waits until a word has a value, or something else is the case.

@@ -7,6 +7,7 @@ after a run. The chief allows steps, waits for them and reads their reports in t
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections import Counter
 from collections.abc import Sequence
@@ -20,30 +21,29 @@ from tfdist_cli.train.cluster.shared_memory.boards import Array, as_numbers
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
-from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
-from tfdist_cli.train.cluster.shared_memory.lockstep.worker import IS_OVER
+from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps, runs_in_order
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
 from tfdist_cli.train.cluster.shared_memory.tensors import opens_memory
-from tfdist_cli.train.data.pipeline import next_batch
 from tfdist_cli.train.engine import part_updates
-from tfdist_cli.train.engine.parameter_server.batches import BatchReader
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
-from tfdist_cli.train.engine.parameter_server.gradient_store import StepNumbers
 from tfdist_cli.train.engine.parameter_server.lockstep import data_position
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import suits as meets_in_memory
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders
+from tfdist_cli.train.engine.parameter_server.lockstep.updating_worker import MOST_TOGETHER, UpdatingWorker, goes_on
 from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
 from tfdist_cli.train.engine.parameter_server.transport import Pulled
 from tfdist_cli.train.engine.part_updates import PartUpdates, array_of
 from tfdist_cli.train.engine.step_timer import StepTimer
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import StoredParameter, stored_parameters
-from tfdist_cli.train.tf_compat.control_flow import after, changes
+from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import ps_devices
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.variables.sharding import parts
+
+log = logging.getLogger("tfdist")
 
 
 def suits(context: ParameterServerContext) -> bool:
@@ -156,7 +156,10 @@ class WorkerUpdateFunctions(LockstepFunctions):
         self._own_state = [self._on(device, self._state) for device in self.devices]
         """The numbers of its part of the model's state."""
         self._updates = PartUpdates(step, context.element_spec, self._stored, self._own, self._workers)
-        self._steps = Steps(self.devices, self._layout())
+        layout = self._layout()
+        self._steps, self._kept = Steps(self.devices, layout), layout.kept
+        self._in_order = _run_in_order(context)
+        self._executor_logged = False
         self._counter = iterations(step.optimizer).value
         self.clear = lambda: None  # nothing is stored
 
@@ -188,8 +191,9 @@ class WorkerUpdateFunctions(LockstepFunctions):
         slots = [slot for each in own for (slot,) in each.slots]
         return [*(each.shards[0] for each in own), *slots, *(self._state[number] for number in self._own_state[ps])]
 
-    def _worker_function(self, size: int) -> Any:  # noqa: ARG002 a step of this task alone costs no less with others
+    def _worker_function(self, size: int) -> Any:
         steps, store = self._steps, self.store
+        several = min(size, MOST_TOGETHER, self._kept // 2) if self._in_order else 1
 
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:  # noqa: ARG001 there are none
@@ -199,19 +203,24 @@ class WorkerUpdateFunctions(LockstepFunctions):
             number = steps.join(worker, tf.reshape(identities, [len(self.devices), IDENTITY_BYTES]))
             numbers = numbers[:-count]
             token = steps.first_step(number, first)
-            own = _Worker(self, iterator, numbers, number, steps.places(after(number, [token])))
+            own = UpdatingWorker(self, iterator, numbers, number, steps.places(after(number, [token])))
             token = after(token, [own.replay(token)])
-            positioned = tf.logical_and(own_data > 0, _goes_on(token))
+            positioned = tf.logical_and(own_data > 0, goes_on(token))
             token = after(token, [data_position.skip_to(iterator, self.step_number(token), positioned)])
             timer = StepTimer(store.measures_phases)
             timer.end("wait", token)
-            start = [token, *timer.last_time, *timer.totals()]
-            token, *_ = tf.while_loop(_goes_on, own.step, start, parallel_iterations=1)
+            token, *_ = own.steps([token, *timer.last_time, *timer.totals()], several)
             token = after(token, [own.leave(token)])
             data_position.advance_to(self.step_number(token), positioned)
             return worker
 
         return work
+
+    def takes_default_executor(self, reason: str) -> None:
+        """Logs once that TensorFlow's default executor runs the steps, though workers have one thread."""
+        if not self._executor_logged:
+            self._executor_logged = True
+            log.info("TensorFlow's default executor runs the steps, not the single-threaded one: %s", reason)
 
     def step_number(self, token: tf.Tensor) -> tf.Tensor:
         """Returns the number of the step of a packed `Token`."""
@@ -286,115 +295,17 @@ class WorkerUpdateFunctions(LockstepFunctions):
         return self._steps
 
 
-class _Worker:
-    """A worker in a run.
-
-    Args:
-        functions: what it belongs to.
-        iterator: its data.
-        numbers: see `LockstepFunctions.work`.
-        number: of the worker in the run.
-        places: of all ps.
-    """
-
-    def __init__(
-        self,
-        functions: WorkerUpdateFunctions,
-        iterator: Any,
-        numbers: tf.Tensor,
-        number: tf.Tensor,
-        places: Sequence[Places],
-    ) -> None:
-        self._functions, self._iterator, self._numbers, self._number = functions, iterator, numbers, number
-        self._context = functions.store.context
-        self._parts = functions.local_parts(number, places)
-        self._values, self._state = functions.in_order(places)
-        self._rate = tf.identity(self._context.sent_rate())
-
-    def leave(self, last: tf.Tensor) -> tf.Tensor:
-        """Ends the worker's part in the run after the last token; returns what is awaited for that."""
-        with tf.control_dependencies([last]):
-            parts = [each for part in self._parts for each in (*part.shards, *(own for (own,) in part.slots))]
-            values = [each.read_value() for each in parts]
-        return self._functions.steps.leave(after(self._number, [last]), values)
-
-    def step(self, token: tf.Tensor, *carried: tf.Tensor) -> list[Any]:
-        """Takes a step.
-
-        Args:
-            token: of this step, packed.
-            carried: the end of the last phase, and what was measured since the report of the step before.
-
-        Returns:
-            The same for the next one.
-        """
-        functions, context = self._functions, self._context
-        start, before = carried[:1], list(carried[1:])
-        timer = StepTimer(functions.store.measures_phases, *start)
-        with changes() as made:
-            read = BatchReader(context, [1], ahead=False).next_round(lambda: next_batch(self._iterator), [token])
-            timer.end("data", read.batches)
-            with context.transport.device_scope():
-                pulled = Pulled.whole([after(each, [token]) for each in self._values])
-            state = [after(each, [token]) for each in self._state]
-            timer.end("pull", pulled.values)
-            own = StepNumbers(self._numbers[0], functions.step_number(token), self._numbers[3:])
-            result, report = functions.store.train(read, own, pulled.values, state, [token])
-            sent = functions.sent(result.gradients, pulled)
-            timer.end("compute", sent)
-        # Whatever uses the values where they are has to have done so.
-        report = after(tf.concat([report, *_sum(timer.totals(), before)], axis=0), made)
-        following = StepTimer(functions.store.measures_phases, *timer.last_time)
-        token = self._update(Token(token).sequence, report, sent, following)
-        return [token, *following.last_time, *following.totals()]
-
-    def replay(self, ready: tf.Tensor) -> tf.Tensor:
-        """Makes the updates again that were lost with an earlier process; returns what is awaited for that."""
-
-        def update(*numbers: tf.Tensor) -> list[tf.Tensor]:
-            count, means = numbers[1], list(numbers[2:])
-            made = self._apply(count, means)
-            return following(after(self._number, made))
-
-        def following(number: tf.Tensor) -> list[tf.Tensor]:
-            count, found, means = self._functions.steps.replay(number)
-            return [found, count, *means]
-
-        start = following(after(self._number, [ready]))
-        found, *_ = tf.while_loop(lambda found, *_: found, update, start, parallel_iterations=1)
-        return found
-
-    def _apply(self, count: tf.Tensor, means: Tensors) -> list[tf.Operation]:
-        """Updates the worker's parts with the means of gradients; returns what does so."""
-        with changes() as made, tf.control_dependencies([count]):
-            self._context.apply_to(self._parts, [[each] for each in means], count, self._rate)
-        return made
-
-    def _update(self, sequence: tf.Tensor, report: tf.Tensor, sent: Tensors, timer: StepTimer) -> tf.Tensor:
-        """Commits gradients, and updates the worker's part; returns the token of the next step."""
-        steps = self._functions.steps
-        if self._functions.store.measures_phases:
-            committed = steps.commit(self._number, sequence, report, sent)
-            timer.end("push", committed)
-            count, means = steps.gradients(self._number, committed)
-        else:
-            count, means = steps.meet(self._number, sequence, report, sent)
-        timer.end("wait", count)
-        made = self._apply(count, means)
-        timer.end("update", made)
-        token = steps.finish(self._number, after(sequence, made))
-        timer.end("wait", token)
-        return token
-
-
-def _goes_on(token: tf.Tensor, *_: Any) -> tf.Tensor:
-    return Token(token).kind != IS_OVER
+def _run_in_order(context: ParameterServerContext) -> bool:
+    """Whether all workers run the operations of steps one after another."""
+    function = tf.function(runs_in_order, autograph=False)
+    asked = [context.run_on_worker(worker, function) for worker in context.workers]
+    try:
+        return all(bool(answer.fetch()) for answer in asked)
+    except tf.errors.OpError as error:
+        log.debug("a worker is lost, so the default executor runs its steps: %s", error)
+        return False
 
 
 def _steps_of(kind: StepKind, size: int) -> int:
     """How many steps an order has."""
     return 0 if kind == StepKind.END else size if kind == StepKind.CHUNK else 1
-
-
-def _sum(measured: Tensors, before: Tensors) -> Tensors:
-    return [one + other for one, other in zip(measured, before, strict=True)]
