@@ -142,7 +142,7 @@ def of_one_host(request, module_cluster, tmp_path_factory):
     """The results of workers whose updates each of them makes a part of, if they share memory, and of one process."""
     workers, kind = request.param
     tasks = module_cluster(worker=workers)
-    cases = [case.format(workers) for case in selected(request, "case")]
+    cases = [case.format(workers) for case in selected(request, "factored")]
     for number, task in enumerate(tasks.tasks):
         env = APART[kind] if number + 1 == workers else {}
         tasks.start(program("rules.py", task.replace(":", "-"), *(f"sync/{case}" for case in cases)), task, env=env)
@@ -157,11 +157,11 @@ def of_one_host(request, module_cluster, tmp_path_factory):
     return workers, kind, runs, found, np.load(folder / "out.npz")
 
 
-@pytest.mark.rotates(5, 2, by="case")
-@pytest.mark.parametrize("case", OF_ONE_HOST)
-def test_workers_that_update_parts_equal_one_process(case, of_one_host):
+@pytest.mark.rotates(5, 2, by="factored")
+@pytest.mark.parametrize("factored", OF_ONE_HOST)
+def test_workers_that_update_parts_equal_one_process(factored, of_one_host):
     workers, kind, runs, (first, *others), single = of_one_host
-    case, same = (f"{rule}/{case.format(workers)}" for rule in ("sync", "async"))
+    case, same = (f"{rule}/{factored.format(workers)}" for rule in ("sync", "async"))
     assert min(runs) >= 2 if kind == "in memory" else runs == {0}
     assert max(differences(first, single, case, same).values()) < 1e-5
     assert [differences(first, other, case)["variables"] for other in others] == [0] * (workers - 1)
