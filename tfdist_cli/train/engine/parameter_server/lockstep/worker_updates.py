@@ -82,6 +82,7 @@ class StepOrders(Orders):
         """The identities of all ps, once a run has started."""
         self._of_chief: Any = None
         """Their memory, likewise."""
+        self._numbers: Sequence[int] = ()
         self.kinds: queue.SimpleQueue[StepKind] = queue.SimpleQueue()
         self.reports: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
@@ -93,7 +94,7 @@ class StepOrders(Orders):
     @property
     def numbers(self) -> Sequence[int]:
         """The identities of all ps."""
-        return [number for own in self._ps.numpy() for number in as_numbers(own.tobytes())]
+        return self._numbers
 
     def of(self, worker: int) -> Handles:  # noqa: ARG002 there is nothing but numbers
         """See `TokenQueues.of`."""
@@ -104,6 +105,7 @@ class StepOrders(Orders):
         if self._ps is None:
             close_unused()
             self._ps = self._steps.opened()
+            self._numbers = [number for own in self._ps.numpy() for number in as_numbers(own.tobytes())]
             self._of_chief = self._steps.of_chief(self._ps)
             close_with(self, partial(self._steps.abort, self._ps))
 
