@@ -16,6 +16,8 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
 
+from tfdist_cli.train.tf_compat.op_errors import summary
+
 SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
 """The executor that runs operations one after another. The usual one passes operations that could run at the same time
 to a pool of threads. Where a task has a single thread for an operation, since others share the cores, that wakes
@@ -80,8 +82,8 @@ def why_not_in_order(traced: Any) -> str:
             tf.function(call, autograph=False).get_concrete_function(*zeros)(*zeros)
         except tf.errors.FailedPreconditionError:
             return ""  # there is no batch
-        except tf.errors.OpError as error:
-            return error.message
+        except (tf.errors.OpError, ValueError) as error:  # it does not run, or its operations cannot be copied
+            return summary(error)
     return "the step reads no batch"
 
 

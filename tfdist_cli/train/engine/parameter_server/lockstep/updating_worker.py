@@ -75,14 +75,12 @@ class UpdatingWorker:
 
         copy = copied(own, *start) if several > 1 else None
         step = copy or self.step
-        row = copy and self._in_order(copy, several, start)
+        row = copy and self._row(copy, several, start)
         if row is None:
             return list(tf.while_loop(goes_on, step, start, parallel_iterations=1))
         return in_rows(goes_on, lambda token, *_: Token(token).kind >= several, row, step, start)
 
-    def _in_order(
-        self, copy: Callable[..., Any], several: int, start: Sequence[tf.Tensor]
-    ) -> Callable[..., Any] | None:
+    def _row(self, copy: Callable[..., Any], several: int, start: Sequence[tf.Tensor]) -> Callable[..., Any] | None:
         """Returns a function of several steps that the single-threaded executor runs; None if it cannot.
 
         Args:
