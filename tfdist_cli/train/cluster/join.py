@@ -41,7 +41,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     report_to_chief,
     wait_until_exited,
 )
-from tfdist_cli.train.cluster.shared_memory import parameter_operations, tensors
+from tfdist_cli.train.cluster.shared_memory import parameter_operations, tensors, threads
 from tfdist_cli.train.cluster.shared_memory.lockstep import round_operations, step_operations
 from tfdist_cli.train.cluster.signals import interruptible_waits, sigterm_kept
 from tfdist_cli.train.cluster.tensorflow_setup import (
@@ -239,7 +239,7 @@ def serve(environment: Environment) -> None:
     task = environment.task
     heartbeat.start(profiler.look_for_order)
     register_readers()  # pipelines that the chief makes run here
-    for shared in (tensors, round_operations, step_operations, parameter_operations):
+    for shared in (tensors, threads, round_operations, step_operations, parameter_operations):
         shared.register()
     server = None
     keep_alive.watch(environment.addresses.values())

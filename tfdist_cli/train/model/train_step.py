@@ -437,9 +437,10 @@ class ModelStep:
             element_spec: the `tf.TypeSpec`s of a batch.
 
         Returns:
-            The indices, each with the number of rows of the factors.
+            The indices, each with the number of rows of the factors; none if XLA compiles the step, whose gradients
+            are the results of one operation.
         """
-        return self._traced(element_spec).factored
+        return {} if self.jit else self._traced(element_spec).factored
 
     def trains_all(self, element_spec: Any) -> bool:
         """Whether the loss depends on all parameters.

@@ -123,8 +123,8 @@ class ParameterServerEngine:
         self._share: Sharing = "split"
         self._scope = worker_device_scope()
         self._context = self._new_context(rules, shared=self._share_memory())
-        self._updates = self._rule(self._context)
         self._choose_jit()
+        self._updates = self._rule(self._context)
         reason = None if step.updates_within else why_not_fused(optimizer, parameters)
         if reason:
             log.info("the updates use Keras's own operations, which take longer: %s", reason)
