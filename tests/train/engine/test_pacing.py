@@ -44,12 +44,6 @@ def test_steps_are_unrolled_or_looped_or_single_as_they_take_long(seconds, size,
     assert (pace.size(20), pace.loop_size(20), pace.unrolls(20)) == (size, loop_size, unrolls)
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 500_000), (0.004, 125), (0.3, 1), (30, 1)])
-def test_steps_of_half_a_second_are_taken_without_a_look_at_whether_to_stop(seconds, steps):
-    assert Pacing(2).unchecked_steps == 1
-    assert paced(2, seconds).unchecked_steps == steps
-
-
 @pytest.mark.parametrize("workers", [1, 2, 16])
 def test_a_stall_of_all_workers_is_no_step_time(workers):
     pace = paced(workers, 0.01)

@@ -27,7 +27,7 @@ from tfdist_cli.spec.address import Address
 from tfdist_cli.spec.sections.updates import Balance, PlacementRule, ShardRule
 from tfdist_cli.spec.strategies import Strategy, may_leave
 from tfdist_cli.spec.task_id import TaskId
-from tfdist_cli.train.cluster import keep_alive, membership, profiler, time_slices
+from tfdist_cli.train.cluster import keep_alive, membership, profiler
 from tfdist_cli.train.cluster.all_reduce.sums import AllReduce
 from tfdist_cli.train.cluster.data_service import server as data_server
 from tfdist_cli.train.cluster.data_service.members import DataWorkers, Lost, end_process
@@ -41,7 +41,7 @@ from tfdist_cli.train.cluster.rendezvous import (
     report_to_chief,
     wait_until_exited,
 )
-from tfdist_cli.train.cluster.shared_memory import parameter_operations, tensors, threads
+from tfdist_cli.train.cluster.shared_memory import parameter_operations, tensors
 from tfdist_cli.train.cluster.shared_memory.lockstep import round_operations, step_operations
 from tfdist_cli.train.cluster.signals import interruptible_waits, sigterm_kept
 from tfdist_cli.train.cluster.tensorflow_setup import (
@@ -158,8 +158,6 @@ def join(environment: Environment | None = None, lost: Lost = end_process) -> Cl
                 log.error("%s: %s", error.message, error.hint)  # noqa: TRY400 the traceback is of no interest
                 _end_server(environment, error.exit_code)
             _end_server(environment)
-        if environment.traits.coordinated and environment.is_chief:
-            time_slices.shorten()
         configure(environment)
         keep_alive.watch(environment.addresses.values())
         _joined = _create_context(environment, lost)
@@ -241,12 +239,10 @@ def serve(environment: Environment) -> None:
     task = environment.task
     heartbeat.start(profiler.look_for_order)
     register_readers()  # pipelines that the chief makes run here
-    for shared in (tensors, threads, round_operations, step_operations, parameter_operations):
+    for shared in (tensors, round_operations, step_operations, parameter_operations):
         shared.register()
     server = None
     keep_alive.watch(environment.addresses.values())
-    if task.traits.holds_variables:
-        time_slices.shorten()
     if task.traits.server:
         module, _, function = task.traits.server.partition(":")
         server = getattr(import_module(module), function)(environment)

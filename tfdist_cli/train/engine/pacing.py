@@ -24,8 +24,6 @@ _UNROLLED_SECONDS = 1.0
 _LOOP_SECONDS = 5.0
 """Seconds that an execution may take if it can be stopped after each step: a lost worker's steps are taken again, and
 only executions that are done are reported."""
-_UNCHECKED_SECONDS = 0.5
-"""Seconds of steps that a loop may take without a look at whether it is to stop."""
 _MEASURED_SECONDS = 1.0
 _IN_FLIGHT = 3
 """Executions in flight for each worker, so that none waits for the chief."""
@@ -72,12 +70,6 @@ class Pacing:
         """Steps in the next execution that can be stopped: up to `wanted`, fewer if these take long, 1 at the start."""
         seconds = self.step_seconds
         return 1 if seconds is None else max(1, min(wanted, int(_LOOP_SECONDS / max(seconds, 1e-6))))
-
-    @property
-    def unchecked_steps(self) -> int:
-        """Steps that a loop may take without a look at whether it is to stop; 1 at the start."""
-        seconds = self.step_seconds
-        return 1 if seconds is None else max(1, int(_UNCHECKED_SECONDS / max(seconds, 1e-6)))
 
     @property
     def in_flight(self) -> int:

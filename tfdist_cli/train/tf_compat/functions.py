@@ -37,10 +37,7 @@ def may_run_in_order(function: Any, *args: Any) -> bool:
         function: a `tf.function` whose operations need not run at the same time.
         args: what it is called with; it is traced for that here.
     """
-    if not has_one_thread():
-        return False
-    with loops_kept_whole():
-        return not _has_jumps(function.get_concrete_function(*args).graph)
+    return has_one_thread() and not _has_jumps(function.get_concrete_function(*args).graph)
 
 
 def rehearse(function: Any, nothing: tf.data.Dataset, *args: Any) -> None:
@@ -70,7 +67,7 @@ def why_not_in_order(traced: Any) -> str:
         traced: its `ConcreteFunction`, which may use tensors of the function that is being traced.
     """
     if _has_jumps(traced.graph):
-        return "the step has loops or conditions that were traced before"
+        return "the step has loops or conditions"
     operations = _Operations(traced)
     resources = [_resource_in_place_of(tensor) for tensor in traced.graph.inputs]
 
@@ -102,14 +99,6 @@ def _resource_in_place_of(tensor: tf.Tensor) -> Callable[[], tf.Tensor] | None:
     if not known:
         return partial(tf.raw_ops.AnonymousIteratorV3, output_types=[tf.int64], output_shapes=[[]])
     return partial(tf.raw_ops.VarHandleOp, dtype=tf.as_dtype(known[0].dtype), shape=tf.TensorShape(None))
-
-
-def loops_kept_whole() -> contextlib.AbstractContextManager[None]:
-    """Loops and conditions that are traced within the context stay operations, which the single-threaded executor runs.
-
-    TensorFlow makes jumps between operations of them where it traces for the default executor.
-    """
-    return tf.experimental.function_executor_type(SINGLE_THREADED)
 
 
 def function_kept_whole(python_function: Callable[..., Any]) -> Any:

@@ -48,13 +48,7 @@ from tfdist_cli.train.optimizers.apply import (
     supports_sparse_updates,
 )
 from tfdist_cli.train.tf_compat.distribute import updates_apart
-from tfdist_cli.train.tf_compat.functions import (
-    SINGLE_THREADED,
-    has_one_thread,
-    loops_kept_whole,
-    may_run_in_order,
-    rehearse,
-)
+from tfdist_cli.train.tf_compat.functions import SINGLE_THREADED, may_run_in_order, rehearse
 from tfdist_cli.train.tf_compat.op_errors import summary
 from tfdist_cli.train.variables.chiefs_values import copy_from_chief, differing
 from tfdist_cli.train.variables.replicas import assigned_variables
@@ -362,14 +356,9 @@ class MirroredEngine:
         with tf.experimental.function_executor_type(executor):
             return function(*args)
 
-    @property
-    def _tries_in_order(self) -> bool:
-        """Whether TensorFlow's single-threaded executor is tried, if this task has one thread for an operation."""
-        return self._collectives.can_rehearse and self._rules.optimized
-
     def _runs_in_order(self, function: Any, iterator: Any, *args: Any) -> bool:
         """Whether this task, like all others, runs a function with TensorFlow's single-threaded executor."""
-        if not self._tries_in_order:
+        if not (self._collectives.can_rehearse and self._rules.optimized):
             return False
         wanted = may_run_in_order(function, iterator, *args)
         attempt = partial(rehearse, function, self._dataset.take(0), *args) if wanted else lambda: None
@@ -497,15 +486,8 @@ class MirroredEngine:
             for inner in leaf_optimizers(optimizer)
         )
         apart = conditional and tf.distribute.has_strategy()
-        in_order = self._tries_in_order and has_one_thread()
-
-        def traced(*args: Any) -> tf.Tensor:
-            """Called in a thread of its own, which knows of no executor."""
-            with loops_kept_whole() if in_order else nullcontext():
-                return steps(*args)
-
         with updates_apart(self._strategy) if apart else nullcontext():
-            return self._strategy.run(traced, args=args)
+            return self._strategy.run(steps, args=args)
 
     def _check_accumulation(self) -> None:
         for optimizer in self._step.optimizers:

@@ -20,7 +20,7 @@ from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.asynchronous import updates as asynchronous_updates
 from tfdist_cli.train.engine.parameter_server.asynchronous.executions import WorkerExecutions
-from tfdist_cli.train.engine.parameter_server.asynchronous.shared_executions import SharedExecutions
+from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import SharedExecutions
 from tfdist_cli.train.engine.parameter_server.asynchronous.updates import AsynchronousUpdates, AwaitedWorkers, _fetched
 from tfdist_cli.train.engine.parameter_server.transport import Transport
 

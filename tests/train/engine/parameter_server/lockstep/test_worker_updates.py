@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.local_coordinator import local_engine
-from tests.support.trained_in_runs import examples, network, recurrent, trained
+from tests.support.local_coordinator import NoPause, local_engine
 from tfdist_cli.spec.sections.updates import Updates
-from tfdist_cli.train.cluster.shared_memory import threads
 from tfdist_cli.train.cluster.shared_memory.lockstep import step_operations, words
 from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.ps import Aborted
@@ -18,7 +16,6 @@ from tfdist_cli.train.cluster.shared_memory.lockstep.worker import WorkerSteps
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.engine.base import Rules
 from tfdist_cli.train.engine.pacing import ArrivalPacing
-from tfdist_cli.train.engine.parameter_server import step_rows
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.engine import ParameterServerEngine
 from tfdist_cli.train.engine.parameter_server.lockstep import (
@@ -50,6 +47,18 @@ OPTIMIZERS = {
     "Ftrl": lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.001),
     "Lion": lambda: keras.optimizers.Lion(0.001),
 }
+X = np.random.default_rng(0).random((96, 20), np.float32)
+Y = np.arange(96) % 3
+
+
+def network(make_optimizer, units=200):
+    """A model with state that a step assigns, and with weights that no step changes."""
+    keras.utils.set_random_seed(1)
+    frozen = keras.layers.Dense(20, trainable=False)
+    hidden = [keras.layers.Dense(units, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
+    model = keras.Sequential([keras.Input((20,)), frozen, *hidden, keras.layers.Dense(3)])
+    model.compile(make_optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
 
 
 @pytest.fixture
@@ -59,12 +68,11 @@ def engine_of(monkeypatch, servers):
     monkeypatch.setattr(shared_memory, "ps_devices", lambda _: [HERE])
     monkeypatch.setattr(Workers, "share_memory_among", lambda self, workers: True)
     step_operations.register()
-    threads.register()
     monkeypatch.setattr(worker_updates, "opens_memory", lambda _: True)
     strategy = servers(1)
 
     def made(build, updates=None, drop_remainder=True, **rules):
-        data = examples().batch(16, drop_remainder=drop_remainder)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16, drop_remainder=drop_remainder)
         given = Rules(updates or Updates(mode="sync"), **rules)
         return local_engine(monkeypatch, strategy, build, data, given, workers=1)
 
@@ -73,6 +81,17 @@ def engine_of(monkeypatch, servers):
 
 def functions_of(engine):
     return engine._updates.updates.functions
+
+
+def trained(engine, model, runs=((2, 2), (5, 2))):
+    """Trains in several runs, with a variable that is assigned between two of them; returns what is known then."""
+    first, losses = 0, []
+    for steps, size in runs:
+        for execution in engine.run(steps, first=first, size=size, adapts=False, pause=NoPause()):
+            losses += execution.losses.tolist()
+        first += steps
+        model.layers[1].weights[0].assign(model.layers[1].weights[0] * 0.5)
+    return losses, [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +105,7 @@ def test_workers_make_the_updates_of_the_ps(name, engine_of, monkeypatch):
     assert check_updates(partial(network, OPTIMIZERS[name]), engine_of, monkeypatch).count_of_factors == 1
 
 
-def test_gradients_of_compiled_steps_have_no_factors(engine_of, one_thread, monkeypatch):
+def test_gradients_of_compiled_steps_have_no_factors(engine_of, monkeypatch):
     build = partial(network, OPTIMIZERS["SGD"])
     assert check_updates(build, partial(engine_of, jit=True), monkeypatch).count_of_factors == 0
 
@@ -144,14 +163,14 @@ def one_thread(monkeypatch):
     """Workers have one thread for an operation, and take three steps in a function as soon as they may."""
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
     monkeypatch.setattr(ArrivalPacing, "size", lambda self, size: size)
-    monkeypatch.setattr(step_rows, "MOST_TOGETHER", 3)
+    monkeypatch.setattr(worker_updates, "MOST_TOGETHER", 3)
 
 
 RUNS = ((2, 2), (11, 6), (5, 2))
 """Steps, and steps in an execution: workers take some of them one by one."""
 
 
-@pytest.mark.parametrize("build", [partial(network, OPTIMIZERS["Adam"]), matrices_alone, with_sliced_weight, recurrent])
+@pytest.mark.parametrize("build", [partial(network, OPTIMIZERS["Adam"]), matrices_alone, with_sliced_weight])
 @pytest.mark.parametrize("phases", [False, True])
 def test_steps_that_are_one_function_are_those_that_are_taken_one_by_one(
     build, phases, engine_of, one_thread, monkeypatch, caplog
@@ -171,7 +190,7 @@ def test_steps_that_are_one_function_are_those_that_are_taken_one_by_one(
 
 def test_the_single_threaded_executor_runs_them(engine_of, one_thread, monkeypatch):
     """Without it, a training fails where several steps may be taken."""
-    monkeypatch.setattr(step_rows, "SINGLE_THREADED", "NO_SUCH_EXECUTOR")
+    monkeypatch.setattr(updating_worker, "SINGLE_THREADED", "NO_SUCH_EXECUTOR")
     engine, model = engine_of(partial(network, OPTIMIZERS["Adam"]))
     trained(engine, model, runs=[(2, 2)])
     with pytest.raises(tf.errors.OpError) as failure:
@@ -179,21 +198,30 @@ def test_the_single_threaded_executor_runs_them(engine_of, one_thread, monkeypat
     assert "NO_SUCH_EXECUTOR" in str(failure.value)
 
 
+def recurrent():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Reshape((4, 5)), keras.layers.LSTM(32), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((20,)), *layers])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def refused(monkeypatch):
-    monkeypatch.setattr(step_rows, "why_not_in_order", lambda *_: "it does not suit")
+    monkeypatch.setattr(updating_worker, "why_not_in_order", lambda *_: "it does not suit")
 
 
 def drawing(monkeypatch):
-    monkeypatch.setattr(step_rows, "copied", lambda *_: None)
+    monkeypatch.setattr(updating_worker, "copied", lambda *_: None)
 
 
 @pytest.mark.parametrize(
     ("build", "patch", "logged"),
     [
+        (recurrent, lambda _: None, "loops or conditions"),
         (matrices_alone, refused, "it does not suit"),
         (matrices_alone, drawing, ""),
     ],
-    ids=["refused", "random_numbers_from_seeds"],
+    ids=["a_loop", "refused", "random_numbers_from_seeds"],
 )
 def test_other_steps_are_taken_one_by_one(build, patch, logged, engine_of, one_thread, monkeypatch, caplog):
     caplog.set_level("INFO", "tfdist")

@@ -21,12 +21,14 @@ from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import values_of
 from tfdist_cli.train.tf_compat.control_flow import unordered
 from tfdist_cli.train.tf_compat.data import call_registered, register_python
+from tfdist_cli.train.tf_compat.functions import has_one_thread
 
 _OPEN, _BEGIN, _CHECK, _READ, _ABORT = (f"steps_{name}" for name in ("open", "begin", "check", "read", "abort"))
 _JOIN, _PLACES, _FIRST, _REPLAY, _WRITE, _LEAVE = (
     f"steps_{name}" for name in ("join", "places", "first", "replay", "write", "leave")
 )
 _ENTER, _TOKEN, _COPIES = (f"steps_{name}" for name in ("enter", "token", "copies"))
+_ONE_THREAD = "steps_one_thread"
 _COMMIT, _GRADIENTS, _MEET, _FINISH = (f"steps_{name}" for name in ("commit", "gradients", "meet", "finish"))
 
 
@@ -61,6 +63,7 @@ class _Process:
         register_python(_FINISH, self._finish)
         register_python(_WRITE, self._write)
         register_python(_LEAVE, self._leave)
+        register_python(_ONE_THREAD, lambda _: np.array(has_one_thread()))
 
     def _open(self, ps: np.ndarray, layout: np.ndarray) -> np.ndarray:
         steps = PsSteps(int(ps), StepLayout.unpacked(layout))
@@ -185,6 +188,11 @@ _process = _Process()
 def register() -> None:
     """Lets this task take part in steps."""
     _process.register()
+
+
+def runs_in_order() -> tf.Tensor:
+    """Whether a worker, on which this is called, is to run operations of steps one after another, bool, shape ()."""
+    return tf.reshape(call_registered(_ONE_THREAD, [tf.constant(0)], [tf.bool])[0], [])
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,7 @@ class WorkerExecutions:
             `SeedCounters.numbers`. It changes nothing if the iterator has no batch.
         compiled: those of them that workers have compiled.
         loop: the function that takes whole rounds (see `Updates.steps_per_round`) until it is stopped. Its arguments:
-            as before, and its limits, int64, shape (2,): the most steps that it takes, and how many it may take without
-            a look at whether it is to stop.
+            as before, and the most steps that it takes.
         concrete: their concrete functions, once they have been called.
     """
 
@@ -171,8 +170,8 @@ class WorkerExecutions:
         every = self._updates.steps_per_round
 
         @tf.function(autograph=False)
-        def execute(iterator: Any, numbers: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
-            begun, most = time_of(), limits[0]
+        def execute(iterator: Any, numbers: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+            begun = time_of()
 
             def goes_on(taken: tf.Tensor, *_: Any) -> tf.Tensor:
                 with tf.device(self._counter.device):

@@ -8,7 +8,7 @@ an execution, since callbacks may set it between two of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +20,20 @@ from tfdist_cli.train.cluster.shared_memory.boards import Array
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.parameter_operations import SharedParameters
 from tfdist_cli.train.cluster.shared_memory.parameters import UpdatesEnded
+from tfdist_cli.train.engine.parameter_server.asynchronous.executions import (
+    Carried,
+    ExecutionTrace,
+    Round,
+    WorkerExecutions,
+    shaped_like,
+)
+from tfdist_cli.train.engine.parameter_server.batches import ReadBatches
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext
 from tfdist_cli.train.engine.parameter_server.transport import Pulled
 from tfdist_cli.train.engine.parameter_server.worker_functions import Threads, try_briefly
+from tfdist_cli.train.engine.parameter_server.workers import Workers
+from tfdist_cli.train.engine.step_timer import time_of
+from tfdist_cli.train.model.rng.counters import numbers_after
 from tfdist_cli.train.model.train_step import Tensors
 from tfdist_cli.train.optimizers.apply import StoredParameter, stored_parameters
 from tfdist_cli.train.optimizers.terms import SummedTerms, tensors_of
@@ -319,3 +330,152 @@ def _fitted(gradient: Gradient | None, stored: StoredParameter) -> Gradient | No
     if isinstance(part, SummedTerms):
         return [part.with_values(fitted(part.values), fitted(part.terms))]
     return [fitted(part)]
+
+
+class SharedTrace(ExecutionTrace):
+    """The trace of an execution that updates the parameters where they are.
+
+    Args:
+        arguments: see `ExecutionTrace`.
+        updates: what workers and ps do.
+        local: the parameters, if the execution has begun to update them.
+        rate: see `SharedUpdates.rate`.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        updates: SharedUpdates,
+        local: LocalParameters | None = None,
+        rate: tf.Tensor | None = None,
+    ) -> None:
+        self._shared = updates
+        self._own_rate = updates.rate() if rate is None else rate
+        self._local: LocalParameters
+        self._last: Answer
+        if local is not None:
+            self._local = local
+        super().__init__(*arguments)
+
+    def _read_numbers(self) -> tf.Tensor:
+        """See `ExecutionTrace`; the rate is read before, and how many updates there were comes with the parameters."""
+        return tf.zeros([], tf.int64)
+
+    def on_counter_device(self) -> AbstractContextManager[Any]:
+        """See `ExecutionTrace`: the count is on the worker."""
+        return nullcontext()
+
+    def fetch(self) -> Round:
+        """See `ExecutionTrace`. Updates begin when there is a batch."""
+        read = self._reader.next_round(self._next_batch)
+        self._local = self._shared.open(tf.nest.flatten(read.batches)[:1])
+        self._last = answer = self._shared.pull(self._local)
+        return Round(read, Pulled.whole(answer.values), answer.updates)
+
+    def exchange(self, current: Round, *, more: bool) -> tuple[tf.Tensor, Round | None]:
+        """See `ExecutionTrace`."""
+        self._last = answer = self._update(current)
+        read = self._reader.next_round(self._next_batch) if more else None
+        following = Round(read, Pulled.whole(answer.values), answer.updates) if read else None
+        return answer.before, following
+
+    def take_round(self, values: Tensors, updates: tf.Tensor) -> Answer:
+        """Takes a round with parameters that are there already; returns what it leaves, with new ones.
+
+        Args:
+            values: see `Answer`.
+            updates: the same.
+        """
+        return self._update(Round(self._reader.next_round(self._next_batch), Pulled.whole(values), updates))
+
+    def end(self) -> None:
+        """See `ExecutionTrace`."""
+        read = tf.nest.flatten([self.losses, self.state, self.metrics, self.logs])
+        self._shared.close_local(self._local, [self._last.stopped, *(each for each in read if tf.is_tensor(each))])
+
+    def _sizes(self, read: ReadBatches) -> dict[str, Any]:  # noqa: ARG002 whatever it is
+        """See `ExecutionTrace`: nothing crosses."""
+        return {}
+
+    def _update(self, current: Round) -> Answer:
+        answer = self._shared.update(self._local, self._own_rate, self.compute(current), current.pulled)
+        self.timer.end("update", answer.stopped)
+        return answer
+
+
+class SharedExecutions(WorkerExecutions):
+    """The functions of workers that share memory with the ps, see `WorkerExecutions`.
+
+    A loop costs no messages here, so it takes nearly all steps.
+
+    Attributes:
+        shared: what workers and ps do.
+    """
+
+    unrolls = False
+
+    def __init__(self, context: ParameterServerContext) -> None:
+        super().__init__(context)
+        self.shared = SharedUpdates(context)
+
+    def suit(self, workers: Workers) -> bool:
+        """See `WorkerExecutions.suit`."""
+        return workers.share_memory_now
+
+    def stop(self) -> None:
+        """See `WorkerExecutions.stop`."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.shared.stop()
+
+    def begin(self) -> None:
+        """See `WorkerExecutions.begin`."""
+        self.shared.begin()
+        self._is_stopped = False
+
+    def _trace(self, *arguments: Any, **begun: Any) -> SharedTrace:
+        return SharedTrace(self._context, *arguments, self._counts, updates=self.shared, **begun)
+
+    def _loop_function(self) -> Any:
+        every = self._updates.steps_per_round
+
+        @tf.function(autograph=False)
+        def execute(iterator: Any, numbers: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+            begun, start, rate = time_of(), self._start(), self.shared.rate()
+            local = self.shared.open([])
+            pulled = self.shared.pull(local)
+
+            def goes_on(taken: tf.Tensor, stopped: tf.Tensor, *_: Any) -> tf.Tensor:
+                return tf.logical_and(taken + every <= most, tf.logical_not(stopped))
+
+            def take_round(
+                taken: tf.Tensor, _: tf.Tensor, losses: Any, staleness: Any, updates: Any, values: Any, carried: Carried
+            ) -> list[Any]:
+                trace = self._trace(iterator, [every], numbers_after(numbers, taken), carried, local=local, rate=rate)
+                answer = trace.take_round(values, updates)
+                index = tf.cast(taken // every, tf.int32)
+                losses = losses.write(index, tf.cast(tf.stack(trace.losses), tf.float64))
+                staleness = staleness.write(index, answer.before - updates)
+                left = shaped_like(trace.carried(), carried)
+                return [taken + every, answer.stopped, losses, staleness, answer.updates, answer.values, left]
+
+            rounds = tf.cast(most // every, tf.int32)
+            losses = tf.TensorArray(tf.float64, size=rounds, element_shape=[every])
+            staleness = tf.TensorArray(tf.int64, size=rounds, element_shape=[])
+            zero = tf.zeros([], tf.int64)
+            variables = [zero, pulled.stopped, losses, staleness, pulled.updates, pulled.values, start]
+            left = tf.while_loop(goes_on, take_round, variables, parallel_iterations=1)
+            taken, _, losses, staleness, updates, _, carried = left
+            self._keep_state(taken, start, carried)
+            self.shared.close_local(local, [updates, *tf.nest.flatten(carried)])
+            done = taken // every
+            return self._packed(
+                begun, taken, carried, tf.reshape(losses.stack()[:done], [-1]), staleness.stack()[:done]
+            )
+
+        return execute
+
+
+def new_executions(context: ParameterServerContext) -> WorkerExecutions:
+    """Returns the functions of workers."""
+    return SharedExecutions(context) if suits(context) else WorkerExecutions(context)

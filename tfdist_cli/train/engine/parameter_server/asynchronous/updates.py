@@ -26,8 +26,11 @@ from tfdist_cli.train.engine.base import Execution, Pause, WorkerReport
 from tfdist_cli.train.engine.pacing import Pacing
 from tfdist_cli.train.engine.parameter_server.asynchronous.executions import ExecutionReport
 from tfdist_cli.train.engine.parameter_server.asynchronous.schedule import Lane, Schedule, Scheduled, equal_shares
-from tfdist_cli.train.engine.parameter_server.asynchronous.shared_executions import SharedExecutions, new_executions
-from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import is_ended
+from tfdist_cli.train.engine.parameter_server.asynchronous.shared_memory import (
+    SharedExecutions,
+    is_ended,
+    new_executions,
+)
 from tfdist_cli.train.engine.parameter_server.context import ParameterServerContext, raise_cause
 from tfdist_cli.train.engine.parameter_server.worker_functions import Messages, Threads, running
 from tfdist_cli.train.optimizers.apply import innermost, leaf_optimizers
@@ -284,8 +287,7 @@ class AsynchronousUpdates:
     def _call(self, iterators: Any, number: int, count: int, *, unrolled: bool) -> tuple[Any, tuple[Any, ...]]:
         function = self._executions.unrolled(count) if unrolled else self._executions.loop
         numbers = tf.constant(self._context.seeds.numbers(number), tf.int64)
-        limits = [] if unrolled else [tf.constant([count, self._pace.unchecked_steps], tf.int64)]
-        return function, (iterators, numbers, *limits)
+        return function, (iterators, numbers, *([] if unrolled else [tf.constant(count, tf.int64)]))
 
     def _raising_cause(self, schedule: Schedule | None, call: Callable[[], Any]) -> Any:
         """Calls a function; if an execution has failed, raises its error, not the cancellation of the others."""

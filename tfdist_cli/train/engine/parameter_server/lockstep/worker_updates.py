@@ -7,6 +7,7 @@ after a run. The chief allows steps, waits for them and reads their reports in t
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tfdist_cli.train.cluster.shared_memory.boards import Array, as_numbers
 from tfdist_cli.train.cluster.shared_memory.layout import Layout
 from tfdist_cli.train.cluster.shared_memory.lockstep.chief import NoMoreSteps
 from tfdist_cli.train.cluster.shared_memory.lockstep.memory import StepLayout
-from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps
+from tfdist_cli.train.cluster.shared_memory.lockstep.step_operations import Places, Steps, runs_in_order
 from tfdist_cli.train.cluster.shared_memory.memory import IDENTITY_BYTES
 from tfdist_cli.train.cluster.shared_memory.stored import close_unused, close_with
 from tfdist_cli.train.cluster.shared_memory.tensors import opens_memory
@@ -30,9 +31,8 @@ from tfdist_cli.train.engine.parameter_server.lockstep import data_position
 from tfdist_cli.train.engine.parameter_server.lockstep.functions import LockstepFunctions
 from tfdist_cli.train.engine.parameter_server.lockstep.shared_memory import suits as meets_in_memory
 from tfdist_cli.train.engine.parameter_server.lockstep.token_queues import RUN, Handles, Orders
-from tfdist_cli.train.engine.parameter_server.lockstep.updating_worker import UpdatingWorker, goes_on
+from tfdist_cli.train.engine.parameter_server.lockstep.updating_worker import MOST_TOGETHER, UpdatingWorker, goes_on
 from tfdist_cli.train.engine.parameter_server.messages import StepKind, Token
-from tfdist_cli.train.engine.parameter_server.step_rows import StepRows
 from tfdist_cli.train.engine.parameter_server.transport import Pulled
 from tfdist_cli.train.engine.part_updates import PartUpdates, array_of
 from tfdist_cli.train.engine.step_timer import StepTimer
@@ -42,6 +42,8 @@ from tfdist_cli.train.tf_compat.control_flow import after
 from tfdist_cli.train.tf_compat.distribute import ps_devices
 from tfdist_cli.train.tf_compat.keras_optimizer import iterations
 from tfdist_cli.train.variables.sharding import parts
+
+log = logging.getLogger("tfdist")
 
 
 def suits(context: ParameterServerContext) -> bool:
@@ -158,7 +160,8 @@ class WorkerUpdateFunctions(LockstepFunctions):
         self._updates = PartUpdates(step, context.element_spec, self._stored, self._own, self._workers)
         layout = self._layout()
         self._steps, self._kept = Steps(self.devices, layout), layout.kept
-        self.rows = StepRows(context)
+        self._in_order = _run_in_order(context)
+        self._executor_logged = False
         self._counter = iterations(step.optimizer).value
         self.clear = lambda: None  # nothing is stored
 
@@ -192,7 +195,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
 
     def _worker_function(self, size: int) -> Any:
         steps, store = self._steps, self.store
-        several = self.rows.most(min(size, self._kept // 2))
+        several = min(size, MOST_TOGETHER, self._kept // 2) if self._in_order else 1
 
         @tf.function(autograph=False)
         def work(iterator: Any, numbers: tf.Tensor, handles: Handles) -> tf.Tensor:  # noqa: ARG001 there are none
@@ -214,6 +217,12 @@ class WorkerUpdateFunctions(LockstepFunctions):
             return worker
 
         return work
+
+    def takes_default_executor(self, reason: str) -> None:
+        """Logs once that TensorFlow's default executor runs the steps, though workers have one thread."""
+        if not self._executor_logged:
+            self._executor_logged = True
+            log.info("TensorFlow's default executor runs the steps, not the single-threaded one: %s", reason)
 
     def step_number(self, token: tf.Tensor) -> tf.Tensor:
         """Returns the number of the step of a packed `Token`."""
@@ -264,7 +273,7 @@ class WorkerUpdateFunctions(LockstepFunctions):
         """Returns a worker's parts of the parameters, see `PartUpdates.parts`."""
         return self._updates.parts(self._steps, number, places)
 
-    def values_of(self, places: Sequence[Places]) -> tuple[Tensors, Tensors]:
+    def in_order(self, places: Sequence[Places]) -> tuple[Tensors, Tensors]:
         """Returns the parameters and the state of the places of all ps, in the order of the model's."""
         state: dict[int, tf.Tensor] = {}
         for own, own_state in zip(places, self._own_state, strict=True):
@@ -286,6 +295,17 @@ class WorkerUpdateFunctions(LockstepFunctions):
     def steps(self) -> Steps:
         """The operations."""
         return self._steps
+
+
+def _run_in_order(context: ParameterServerContext) -> bool:
+    """Whether all workers run the operations of steps one after another."""
+    function = tf.function(runs_in_order, autograph=False)
+    asked = [context.run_on_worker(worker, function) for worker in context.workers]
+    try:
+        return all(bool(answer.fetch()) for answer in asked)
+    except tf.errors.OpError as error:
+        log.debug("a worker is lost, so the default executor runs its steps: %s", error)
+        return False
 
 
 def _steps_of(kind: StepKind, size: int) -> int:
